@@ -1,0 +1,101 @@
+"""The errors of mkdsl: what was wrong, what was expected, the user's line, what to do.
+
+MkdslError
+  TraceError     the user's program or task is not legal mkdsl
+  PlanError      the program is legal but does not fit the machine
+  VerifyError    a stage of the compiler failed its check
+  LaunchError    the compiled program cannot run here or with these arguments
+  InternalError  a fault of mkdsl itself
+"""
+
+import linecache
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+_OURS = str(Path(__file__).resolve().parent)
+
+
+@dataclass(frozen=True, slots=True)
+class SrcInfo:
+    """A line of the user's source."""
+
+    file: str = "<unknown>"
+    line: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+    def snippet(self) -> str:
+        """The line itself with a caret under its first character, or nothing."""
+        text = linecache.getline(self.file, self.line).rstrip()
+        if not text:
+            return f"  --> {self}"
+        indent = len(text) - len(text.lstrip())
+        number = str(self.line)
+        pad = " " * len(number)
+        return (
+            f"  --> {self}\n {pad} |\n {number} | {text}\n {pad} | {' ' * indent}"
+            + "^" * max(1, len(text) - indent)
+        )
+
+
+NO_SRC = SrcInfo()
+
+
+def caller() -> SrcInfo:
+    """The innermost frame outside mkdsl and JAX: the line that the user wrote."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        foreign = "/jax/" in name or "/jaxlib/" in name or name.startswith("<")
+        if not name.startswith(_OURS) and not foreign and "functools" not in name:
+            return SrcInfo(name, frame.f_lineno)
+        frame = frame.f_back
+    return NO_SRC
+
+
+class MkdslError(Exception):
+    """Base of all errors of mkdsl.
+
+    Args:
+        what: what was wrong, with names and values.
+        src: the user's line.
+        hint: what to change.
+    """
+
+    def __init__(self, what: str, src: SrcInfo = NO_SRC, hint: str = "") -> None:
+        parts = [what]
+        if src != NO_SRC:
+            parts.append(src.snippet())
+        if hint:
+            parts.append(f"  hint: {hint}")
+        super().__init__("\n".join(parts))
+        self.what, self.src, self.hint = what, src, hint
+
+
+class TraceError(MkdslError):
+    """The program or a task is not legal mkdsl."""
+
+
+class PlanError(MkdslError):
+    """The program does not fit the machine; the message has the byte budget."""
+
+
+class VerifyError(MkdslError):
+    """A stage failed its check: `stage` names it, the text names the node."""
+
+    def __init__(
+        self, stage: str, what: str, src: SrcInfo = NO_SRC, hint: str = ""
+    ) -> None:
+        super().__init__(f"{stage}: {what}", src, hint)
+        self.stage = stage
+
+
+class LaunchError(MkdslError):
+    """The program cannot be launched here or with these arguments."""
+
+
+class InternalError(MkdslError):
+    """A fault of mkdsl: please report it with the text of the message."""

@@ -1,0 +1,372 @@
+"""mk.call: record all instances of a task over a grid, as pallas_call.
+
+The call's accesses are index expressions over grid axes; what can be checked for all
+of them now is: ranks, block sizes, bounds, results, and that no two instances write
+one block.
+"""
+
+import contextlib
+import itertools
+import math
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from mkdsl.errors import SrcInfo, TraceError, caller
+from mkdsl.lang.arrays import (
+    Array,
+    BlockDim,
+    BoundedSlice,
+    Element,
+    Into,
+    Shape,
+    Slice,
+    Spec,
+    Squeezed,
+    Whole,
+    is_index,
+    is_int,
+    whole,
+)
+from mkdsl.lang.expr import Expr, expr, var
+from mkdsl.lang.program import Access, Axis, Buffer, Call, Step
+from mkdsl.lang.task import Block, define, unwrap
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Where a temp lives now: entry `at` of a carry's stacked buffer."""
+
+    stack: str
+    length: int
+    at: int
+
+
+@dataclass
+class Recorder:
+    """The program under construction.
+
+    made: temps of the scope (the program, or a variant of a scan) so far.
+    versions: how many times each buffer has been written by mk.Into.
+    moved: temps that became an entry of a carry's stacked buffer.
+    """
+
+    name: str
+    buffers: dict[str, Buffer] = field(default_factory=dict[str, Buffer])
+    steps: list[Step] = field(default_factory=list[Step])
+    calls: list[Call] | None = None
+    layers: int | None = None
+    names: set[str] = field(default_factory=set[str])
+    made: set[str] = field(default_factory=set[str])
+    versions: dict[str, int] = field(default_factory=dict[str, int])
+    moved: dict[str, Moved] = field(default_factory=dict[str, Moved])
+
+    def unique(self, base: str) -> str:
+        """A name for a call that no call of this scope has."""
+        name, n = base, 1
+        while name in self.names:
+            n += 1
+            name = f"{base}{n}"
+        self.names.add(name)
+        return name
+
+    def add(self, call: Call) -> None:
+        """Append a call to the scan's variant or to the program."""
+        if self.calls is None:
+            self.steps.append(call)
+        else:
+            self.calls.append(call)
+
+    def check_version(self, array: Array, what: str, src: SrcInfo) -> None:
+        """Refuse an array that mk.Into has overwritten since."""
+        if array.version != self.versions.get(array.buffer, 0):
+            raise TraceError(
+                f"{what}: this version of {array.buffer} was overwritten by mk.Into",
+                src,
+                "use the array that the call returned",
+            )
+
+
+class _State(threading.local):
+    recorder: Recorder | None = None
+
+
+_STATE = _State()
+
+
+def current(what: str) -> Recorder:
+    """The program being traced."""
+    if _STATE.recorder is None:
+        raise TraceError(
+            f"{what} outside a program",
+            caller(),
+            "wrap the program function in mk.megakernel",
+        )
+    return _STATE.recorder
+
+
+@contextlib.contextmanager
+def recording(recorder: Recorder) -> Iterator[Recorder]:
+    """Make `recorder` the program that mk.call and mk.scan add to."""
+    before, _STATE.recorder = _STATE.recorder, recorder
+    try:
+        yield recorder
+    finally:
+        _STATE.recorder = before
+
+
+def _axes(
+    array: Array, spec: Spec | Into | Whole, grid: Sequence[int], what: str
+) -> tuple[Axis, ...]:
+    """The axes of an access: the array's chosen prefix, then one per block dim."""
+    axes = [Axis(i, 1, squeezed=True) for i in array.prefix]
+    if isinstance(spec, Whole):
+        return (*axes, *(Axis(expr(0), n) for n in array.shape))
+    src = caller()
+    names = tuple(var(f"g{i}") for i in range(len(grid)))
+    index = spec.index_map(*names)
+    index = index if isinstance(index, tuple) else (index,)
+    if len(spec.block) != array.ndim or len(index) != array.ndim:
+        raise TraceError(
+            f"{what}: block {spec.block} and index map of {len(index)} indices for an "
+            f"array {array.dtype}{list(array.shape)}",
+            src,
+            "give one block size and one index per dimension",
+        )
+    for dim, at, size in zip(spec.block, index, array.shape, strict=True):
+        axes.append(_axis(dim, at, size, what, src))
+    return tuple(axes)
+
+
+def _axis(dim: BlockDim, at: Any, size: int, what: str, src: SrcInfo) -> Axis:
+    if isinstance(dim, BoundedSlice):
+        if not isinstance(at, Slice):
+            raise TraceError(
+                f"{what}: the index of a BoundedSlice is {at}", src, "return mk.ds(..)"
+            )
+        return Axis(at.start, dim.max_size, extent=at.size)
+    if not is_index(at):
+        raise TraceError(f"{what}: the index {at!r} is not an index expression", src)
+    if dim is None or isinstance(dim, Squeezed):
+        return Axis(expr(at), 1, squeezed=True)
+    if isinstance(dim, Element):
+        return Axis(expr(at), dim.size)
+    if not is_int(dim) or not 0 < dim:
+        raise TraceError(f"{what}: {dim!r} is not a block size", src)
+    return Axis(expr(at) * int(dim), int(dim))
+
+
+def _ragged(axis: Axis, size: int, grid: Sequence[int]) -> bool:
+    """True if some instance's block may reach past the array on this axis."""
+    if axis.extent is not None or axis.start.reads or "layer" in axis.start.variables:
+        return axis.extent is not None
+    starts = [axis.start.evaluate(env) for env in _corners(axis.start, grid)]
+    return max(starts) + axis.size > size
+
+
+def _corners(value: Expr, grid: Sequence[int]) -> Iterator[dict[str, int]]:
+    """Grid points that decide the range of an expression (all, if few)."""
+    used = sorted(value.variables - {"layer", "part"})
+    sizes = [grid[int(name[1:])] for name in used]
+    many = math.prod(sizes) > 4096
+    ranges = [(0, n - 1) if many else range(n) for n in sizes]
+    for point in itertools.product(*ranges):
+        yield dict(zip(used, point, strict=True))
+
+
+def _check_bounds(access: Access, grid: Sequence[int], what: str) -> None:
+    for d, (axis, size) in enumerate(zip(access.axes, access.view, strict=True)):
+        if axis.start.reads or "layer" in axis.start.variables:
+            continue
+        for env in _corners(axis.start, grid):
+            start = axis.start.evaluate(env)
+            if not 0 <= start < size:
+                at = ", ".join(f"{k}={v}" for k, v in sorted(env.items()))
+                raise TraceError(
+                    f"{what}: index out of bounds: dimension {d} of "
+                    f"{access.buffer}{list(access.view)} starts at {start} for {at}",
+                    access.src,
+                    "check the grid and the index map against the array's shape",
+                )
+
+
+def call(
+    fn: Any,
+    *,
+    grid: Sequence[int] = (),
+    in_specs: Sequence[Any] | Any = whole,
+    out_specs: Any,
+    out_shape: Any = None,
+    name: str | None = None,
+) -> Callable[..., Any]:
+    """All instances of a task over a grid, as pallas_call.
+
+    Args:
+        fn: a task, or functools.partial of one with keyword constants.
+        grid: sizes of the grid axes.
+        in_specs: one Spec or mk.whole per operand (or one for all).
+        out_specs: one Spec or Into per result, or a single one.
+        out_shape: a Shape per Spec of out_specs, None for an Into.
+        name: name of the call in every printed form; the task's by default.
+
+    Returns:
+        A function of the operand Arrays that records the call and returns the result
+        Arrays (one, or a tuple as out_specs).
+    """
+    recorder = current("mk.call")
+    single = not isinstance(out_specs, tuple | list)
+    outs = [out_specs] if single else list(out_specs)
+    shapes = [out_shape] if single or out_shape is None else list(out_shape)
+    if len(shapes) == 1 and len(outs) > 1 and shapes[0] is None:
+        shapes = [None] * len(outs)
+    task_name = name or unwrap(fn)[0].__name__
+
+    def record(*arrays: Array) -> Any:
+        src = caller()
+        specs = list(in_specs) if isinstance(in_specs, tuple | list) else None
+        specs = specs if specs is not None else [in_specs] * len(arrays)
+        label = recorder.unique(task_name)
+        if len(specs) != len(arrays):
+            raise TraceError(
+                f"call '{label}': {len(specs)} in_specs for {len(arrays)} operands", src
+            )
+        if len(shapes) != len(outs):
+            raise TraceError(
+                f"call '{label}': {len(outs)} out_specs, {len(shapes)} out_shapes", src
+            )
+        ins = [
+            _access(recorder, a, s, grid, f"call '{label}', operand {i}", src)
+            for i, (a, s) in enumerate(zip(arrays, specs, strict=True))
+        ]
+        blocks = [_block(recorder, a, grid, s) for a, s in zip(ins, specs, strict=True)]
+        task = define(fn, blocks, src)
+        if len(task.results) != len(outs):
+            raise TraceError(
+                f"call '{label}': the task returns {len(task.results)} values for "
+                f"{len(outs)} out_specs",
+                src,
+            )
+        written = [
+            _output(recorder, label, o, s, grid, src)
+            for o, s in zip(outs, shapes, strict=True)
+        ]
+        accesses = tuple(a for _, a in written)
+        for i, (access, result) in enumerate(zip(accesses, task.results, strict=True)):
+            _check_result(recorder, label, i, access, result, src)
+            _check_writers(label, access, grid, src)
+        recorder.add(Call(label, task, tuple(grid), tuple(ins), accesses, src))
+        results = tuple(array for array, _ in written)
+        return results[0] if single else results
+
+    return record
+
+
+def _access(
+    recorder: Recorder,
+    array: Any,
+    spec: Any,
+    grid: Sequence[int],
+    what: str,
+    src: SrcInfo,
+) -> Access:
+    if not isinstance(array, Array):
+        raise TraceError(
+            f"{what} is a {type(array).__name__}, not an array of the program",
+            src,
+            "arrays reach a program as arguments of the function",
+        )
+    recorder.check_version(array, what, src)
+    access = Access(array.buffer, array.view, _axes(array, spec, grid, what), src)
+    _check_bounds(access, grid, what)
+    return access
+
+
+def _block(recorder: Recorder, access: Access, grid: Sequence[int], spec: Any) -> Block:
+    kept = [
+        (a.size, _ragged(a, n, grid))
+        for a, n in zip(access.axes, access.view, strict=True)
+        if not a.squeezed
+    ]
+    shape, ragged = tuple(s for s, _ in kept), tuple(r for _, r in kept)
+    dtype = recorder.buffers[access.buffer].dtype
+    if isinstance(spec, Spec) and spec.column and len(shape) == 1:
+        return Block((*shape, 1), dtype, (*ragged, False))
+    return Block(shape, dtype, ragged)
+
+
+def _output(
+    recorder: Recorder,
+    label: str,
+    spec: Spec | Into,
+    shape: Shape | None,
+    grid: Sequence[int],
+    src: SrcInfo,
+) -> tuple[Array, Access]:
+    what = f"call '{label}', result"
+    if isinstance(spec, Into):
+        old = spec.array
+        recorder.check_version(old, what, src)
+        buffer = recorder.buffers[old.buffer]
+        if buffer.role == "input":
+            recorder.buffers[old.buffer] = replace(buffer, role="state")
+        access = Access(old.buffer, old.view, _axes(old, spec, grid, what), src)
+        _check_bounds(access, grid, what)
+        recorder.versions[old.buffer] = old.version + 1
+        return replace(old, version=old.version + 1), access
+    if shape is None:
+        raise TraceError(f"{what}: a Spec needs an out_shape", src)
+    array = _temp(recorder, label, shape, src)
+    access = Access(array.buffer, array.view, _axes(array, spec, grid, what), src)
+    _check_bounds(access, grid, what)
+    return array, access
+
+
+def _temp(recorder: Recorder, label: str, shape: Shape, src: SrcInfo) -> Array:
+    """A fresh array; in a scan one per layer, in a buffer with a layer dimension."""
+    dtype = str(np.dtype(shape.dtype).name)
+    sizes = tuple(int(n) for n in shape.shape)
+    prefix: tuple[Expr, ...] = ()
+    if recorder.layers is not None:
+        sizes, prefix = (recorder.layers, *sizes), (var("layer"),)
+    made = Buffer(label, sizes, dtype, "temp", src=src)
+    while made.name in recorder.made or recorder.buffers.get(made.name, made) != made:
+        made = replace(made, name=made.name + "'")
+    recorder.made.add(made.name)
+    recorder.buffers[made.name] = made
+    return Array(made.name, sizes, dtype, prefix)
+
+
+def _check_result(
+    recorder: Recorder, label: str, i: int, access: Access, result: Any, src: SrcInfo
+) -> None:
+    dtype = recorder.buffers[access.buffer].dtype
+    block = access.shape
+    same = [block, (1, *block), (*block, 1)]
+    if result.shape not in same or result.dtype != dtype:
+        raise TraceError(
+            f"call '{label}', result {i}: the task returns "
+            f"{result.dtype}{list(result.shape)} for a block {dtype}{list(block)} of "
+            f"{access.buffer}",
+            src,
+            "make the block of the out_spec and the task's result agree",
+        )
+
+
+def _check_writers(
+    label: str, access: Access, grid: Sequence[int], src: SrcInfo
+) -> None:
+    """Two instances must not write one block."""
+    used: set[str] = set()
+    for axis in access.axes:
+        used |= axis.start.variables
+    for i, n in enumerate(grid):
+        if n > 1 and f"g{i}" not in used:
+            raise TraceError(
+                f"call '{label}': two writers: grid axis {i} of size {n} does not "
+                f"select a block of {access.buffer}",
+                src,
+                "use every grid axis in the index map of every output",
+            )

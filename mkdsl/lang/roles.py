@@ -1,0 +1,279 @@
+"""Which task bodies are legal: every axis has a role, column or feature.
+
+    role ::= tile [columns, features] | column [columns] or [columns, 1]
+           | vector [features] or [1, features] | scalar [] | stream [rows, features]
+
+Columns (batch rows, heads) are independent of each other, so no operation may mix,
+split, merge or reorder them. This is checked once, when the task is traced, whatever
+implementation runs it: a body that passes here is one that the emitter can lower.
+
+`ragged` marks values with features past the edge of an array: reducing over them is
+an error unless mk.valid masked them first.
+
+Needs: a Body and the parameters. Guarantees: roles of all values, or a TraceError with
+the user's line and the remedy. Cost: linear in equations.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NoReturn
+
+from mkdsl.errors import TraceError
+from mkdsl.lang.body import is_literal, line_of
+
+Kind = Literal["tile", "column", "vector", "scalar", "stream"]
+
+ELEMENTWISE = frozenset(
+    """add sub mul div max min rem exp exp2 log log2 log1p expm1 tanh rsqrt sqrt square
+    neg abs sign sin cos and or xor not eq ne lt le gt ge select_n integer_pow pow round
+    floor ceil clamp logistic erf convert_element_type is_finite copy stop_gradient
+    """.split()
+)
+RENAMES = frozenset(("broadcast_in_dim", "reshape", "squeeze", "expand_dims"))
+REDUCTIONS = frozenset(("reduce_sum", "reduce_max", "reduce_min", "argmax"))
+REMEDY = {
+    "dot_general": "use mk.dot(x, w): x [columns, depth], w [rows, depth]",
+    "conv_general_dilated": "use mk.dot over blocks that index maps select",
+    "gather": "let an index map of the spec select the block",
+    "scatter": "write with out_specs or mk.Into",
+    "dynamic_slice": "let an index map of the spec select the block",
+    "dynamic_update_slice": "write with out_specs or mk.Into",
+    "sort": "mk tasks have argmax; top-k as repeated argmax and jnp.where",
+    "top_k": "repeat argmax and jnp.where",
+    "cumsum": "use mk.fold over blocks",
+    "scan": "use mk.fold over a streamed operand",
+    "while": "use mk.fold over a streamed operand",
+    "cond": "use jnp.where, or two calls behind a plan-time branch",
+    "transpose": "only a streamed operand or a block of a fold can be transposed",
+    "concatenate": "features only: mk.roll rotates them",
+    "pad": "ragged edges are handled by specs",
+    "rev": "use mk.roll",
+    "random_bits": "pass random numbers as an operand",
+    "floor_divide": "divide and round",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """What the axes of a value are.
+
+    Attributes:
+        ragged: it may hold features past the edge of an array.
+        mask: it is a mask made with mk.valid, so jnp.where with it removes `ragged`.
+    """
+
+    kind: Kind
+    ragged: bool = False
+    mask: bool = False
+
+
+SCALAR = Role("scalar")
+
+
+def check_roles(
+    equations: Sequence[Any],
+    known: Mapping[Any, Role],
+    columns: int,
+    who: str,
+) -> dict[Any, Role]:
+    """Roles of all values of some equations, given those of their operands.
+
+    Raises:
+        TraceError: an operation without meaning on tiles.
+    """
+    checker = _Checker(dict(known), columns, who)
+    for e in equations:
+        roles = checker.equation(e)
+        checker.env.update(zip(e.outvars, roles, strict=True))
+    return checker.env
+
+
+class _Checker:
+    def __init__(self, env: dict[Any, Role], columns: int, who: str) -> None:
+        self.env, self.columns, self.who = env, columns, who
+
+    def refuse(self, e: Any, why: str, hint: str = "") -> NoReturn:
+        avals = ", ".join(str(v.aval) for v in e.invars)
+        raise TraceError(
+            f"task '{self.who}': {e.primitive.name}({avals}): {why}",
+            line_of(e),
+            hint,
+        )
+
+    def role(self, v: Any) -> Role:
+        return SCALAR if is_literal(v) else self.env[v]
+
+    def equation(self, e: Any) -> list[Role]:
+        name, ins = e.primitive.name, [self.role(v) for v in e.invars]
+        rules: dict[str, Callable[[Any, list[Role]], list[Role]]] = {
+            "iota": self.iota,
+            "slice": self.slice,
+            "concatenate": self.concatenate,
+            "transpose": self.transpose,
+            "mk_roll": self.roll,
+            "mk_dot": self.dot,
+            "mk_fold": self.fold,
+            "mk_extent": lambda e, ins: [Role("scalar", mask=True)],
+            "mk_program_id": lambda e, ins: [SCALAR],
+        }
+        streams = any(r.kind == "stream" for r in ins)
+        if streams and name not in ("mk_dot", "mk_fold", "mk_extent", "transpose"):
+            self.refuse(
+                e,
+                "a streamed operand passes through pages and is never whole",
+                "streamed operands are the second operand of mk.dot and the operands "
+                "of mk.fold; use a different operand for other computations",
+            )
+        if name in rules:
+            return rules[name](e, ins)
+        if name in ELEMENTWISE:
+            return [self.join(e, ins)]
+        if name in RENAMES:
+            return [self.rename(e, ins[0])]
+        if name in REDUCTIONS:
+            return [self.reduce(e, ins[0])]
+        hint = REMEDY.get(name, "see the table of supported primitives in the docs")
+        self.refuse(e, "this primitive is not supported in a task", hint)
+
+    def join(self, e: Any, ins: list[Role]) -> Role:
+        kinds = {r.kind for r in ins} - {"scalar"}
+        both = {"column", "vector"} <= kinds
+        kind: Kind = "tile" if "tile" in kinds or both else "scalar"
+        if len(kinds) == 1:
+            kind = next(iter(kinds))
+        mask = any(r.mask for r in ins)
+        if e.primitive.name == "select_n" and ins[0].mask:
+            return Role(kind)
+        logical = e.outvars[0].aval.dtype == bool
+        return Role(kind, any(r.ragged for r in ins), mask and (logical or mask))
+
+    def rename(self, e: Any, role: Role) -> Role:
+        old, new = e.invars[0].aval.shape, e.outvars[0].aval.shape
+        if role.kind == "scalar":
+            return role
+        dims = e.params.get("broadcast_dimensions", ())
+        ok = len(new) <= 2
+        if role.kind in ("vector", "tile"):
+            ok = ok and new[-1:] == old[-1:] and (not dims or dims[-1] == len(new) - 1)
+        if role.kind == "tile":
+            ok = ok and (len(new) == 2 or self.columns == 1)
+        if role.kind == "column":
+            ok = ok and new[:1] == old[:1] and (not dims or dims[0] == 0)
+        if not ok:
+            self.refuse(
+                e,
+                f"{old} -> {new} changes the role of an axis",
+                "columns stay first and features last; give each task one head "
+                "through an index map",
+            )
+        return role
+
+    def reduce(self, e: Any, role: Role) -> Role:
+        axes = e.params["axes"]
+        if role.kind == "scalar" and not e.invars[0].aval.shape:
+            return role
+        if role.kind not in ("tile", "vector") or axes != (e.invars[0].aval.ndim - 1,):
+            self.refuse(
+                e,
+                f"axes {axes} of {e.invars[0].aval.shape} are not the features",
+                "columns are independent: only the last axis can be reduced",
+            )
+        if role.ragged:
+            self.refuse(
+                e,
+                "reduces over features past the edge of an array",
+                "mask them: jnp.where(mk.valid(operand, axis), value, neutral)",
+            )
+        return Role("column" if role.kind == "tile" else "scalar")
+
+    def iota(self, e: Any, ins: list[Role]) -> list[Role]:
+        shape = e.params["shape"]
+        if e.params["dimension"] != len(shape) - 1 or len(shape) > 2:
+            self.refuse(
+                e,
+                "columns have no position",
+                "pass positions as a [columns, 1] operand",
+            )
+        return [Role("vector")]
+
+    def slice(self, e: Any, ins: list[Role]) -> list[Role]:
+        p, old = e.params, e.invars[0].aval.shape
+        lo, hi = p["start_indices"], p["limit_indices"]
+        whole = all(a == 0 and b == n for a, b, n in zip(lo, hi, old, strict=True))
+        if whole:
+            return [ins[0]]
+        features = ins[0].kind in ("tile", "vector") and (
+            lo[:-1] == (0,) * (len(old) - 1) and hi[:-1] == old[:-1]
+        )
+        aligned = not p["strides"] and lo[-1] % 64 == 0 and hi[-1] % 64 == 0
+        if not features or not aligned:
+            self.refuse(
+                e,
+                f"[{lo}:{hi}] of {old}",
+                "slices take all columns and multiples of 64 features; "
+                "mk.roll rotates features by any number",
+            )
+        return [ins[0]]
+
+    def concatenate(self, e: Any, ins: list[Role]) -> list[Role]:
+        out = e.outvars[0].aval.shape
+        last = e.params["dimension"] == len(out) - 1
+        aligned = all(v.aval.shape[-1] % 64 == 0 for v in e.invars)
+        kinds = {r.kind for r in ins}
+        if not last or not aligned or not kinds <= {"tile", "vector"} or out[-1] > 256:
+            self.refuse(
+                e,
+                f"to {out}",
+                "concatenation joins multiples of 64 features, 256 at most; "
+                "mk.roll rotates features by any number",
+            )
+        return [self.join(e, ins)]
+
+    def transpose(self, e: Any, ins: list[Role]) -> list[Role]:
+        if ins[0].kind != "stream":
+            self.refuse(e, "an axis changes its role", REMEDY["transpose"])
+        return [ins[0]]
+
+    def roll(self, e: Any, ins: list[Role]) -> list[Role]:
+        if ins[0].kind not in ("tile", "vector") or e.invars[0].aval.shape[-1] > 256:
+            self.refuse(e, "mk.roll rotates up to 256 features of a tile")
+        return [replace(ins[0], kind="tile")]
+
+    def dot(self, e: Any, ins: list[Role]) -> list[Role]:
+        x, w = ins
+        if w.kind != "stream":
+            self.refuse(
+                e,
+                "the second operand is not streamed",
+                "mk.dot(x, w): w is an operand of the task that nothing else uses, a "
+                "block of a fold, or the transpose of one",
+            )
+        if x.kind not in ("tile", "vector"):
+            self.refuse(e, "the first operand is not a tile [columns, depth]")
+        return [Role("tile", ragged=w.ragged)]
+
+    def fold(self, e: Any, ins: list[Role]) -> list[Role]:
+        p = e.params
+        consts, count = p["consts"], p["streams"]
+        a, b = 1 + consts, 1 + consts + count
+        if any(r.kind != "stream" for r in ins[a:b]):
+            self.refuse(e, "streams of mk.fold must be operands of the task")
+        carries = [self.carry(v.aval.shape) for v in e.outvars]
+        inner = p["jaxpr"]
+        blocks = [Role("stream")] * count
+        roles = [*ins[1:a], *blocks, Role("vector", mask=True), *carries]
+        check_roles(
+            inner.eqns,
+            dict(zip(inner.invars, roles, strict=True)),
+            self.columns,
+            self.who,
+        )
+        if p["merge"] is not None:
+            known = dict(zip(p["merge"].invars, carries * 2, strict=True))
+            check_roles(p["merge"].eqns, known, self.columns, self.who)
+        return carries
+
+    def carry(self, shape: tuple[int, ...]) -> Role:
+        if len(shape) == 1 or (len(shape) == 2 and shape[1] == 1):
+            return Role("column")
+        return Role("tile") if len(shape) == 2 else SCALAR

@@ -1,0 +1,281 @@
+"""Program -> TaskGraph: calls become tasks, and some of them become parts.
+
+What it does: turns each call into one `full` Kind, or into a `partial` and a `combine`
+Kind where splitting the depth of its dots or the blocks of its fold makes its stage
+faster; then lists the tasks of every kind at every layer.
+Needs: a verified Program; a Machine.
+Guarantees: task ids are in program order, the tasks of one kind and layer are
+contiguous, all partial tasks of a call come before its combines; calls of different
+variants of a scan that are equal share their kinds; every page fits a slot of the ring.
+Why it is correct: a task is split only where its front end put a cut: before anything
+that is not linear in the accumulators, or at a fold whose carries merge. The parts
+cover the depth, or the blocks of every run-time extent, once (parts.py), so one plan
+serves every length and all parts work at every length.
+How: calls that do not read each other's results form a stage. A stage is tried at every
+limit on the time of one task; each call takes the fewest parts within the limit; the
+time is that of the tasks on all SMs plus, if anything is split, one more dependent
+stage of combines. The tasks of a partial kind are ordered part by part: part p of all
+tiles needs the same piece of its resident operand, so consumers of one event have
+contiguous ids, and those of the first piece come first. Neighbouring SMs then read
+neighbouring rows; all parts of a row are read in the same wave in any order.
+Cost: linear in the tasks.
+Source: stream-K (Osama et al., 2023) with the parts chosen at compile time; equal bytes
+per SM and stage were worth 712 -> 652 us (gpu_facts.md, H200, 2026-11-29).
+"""
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from mkdsl.errors import PlanError
+from mkdsl.lang.program import Buffer, Call, Program, Scan
+from mkdsl.lower.check_pages import check_pages
+from mkdsl.lower.cost import kind_cost, stage_ns
+from mkdsl.lower.ir import Kind, Task, TaskGraph
+from mkdsl.lower.machine import Machine
+from mkdsl.lower.pages import columns_features, tile_bytes
+from mkdsl.lower.parts import Site, legal_parts, site_of
+
+# Below this gain the cost model cannot tell two plans apart: it is within a few
+# percent of the measured step (593 us for 571 pages of 940 ns per SM; gpu_facts.md).
+LEAST_GAIN = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class DecomposeOptions:
+    """How to split.
+
+    Attributes:
+        split: False keeps every call whole unless `splits` names it.
+        splits: (call name, parts) that are not left to the cost model.
+        least_blocks: blocks that each part of a fold has at the largest extent.
+        most_tasks: tasks of one program; lowering and the instructions grow with it.
+    """
+
+    split: bool = True
+    splits: tuple[tuple[str, int], ...] = ()
+    least_blocks: int = 2
+    most_tasks: int = 1 << 17
+
+
+def decompose(
+    program: Program, machine: Machine, options: DecomposeOptions | None = None
+) -> TaskGraph:
+    """The tasks of a program, without dependences.
+
+    Raises:
+        PlanError: too many tasks, a page that fits no slot, or a split that the task
+            does not allow.
+    """
+    options = options or DecomposeOptions()
+    known = {b.name: b for b in program.buffers}
+    for call in program.calls():
+        check_pages(call, known, machine)
+    _check_names(program, options)
+    kinds: list[Kind] = []
+    temps: list[Buffer] = []
+    ids: dict[str, tuple[int, ...]] = {}
+    for calls, layers in _sequences(program):
+        # Variants of one scan never run at one layer, so they may share kinds.
+        shared: dict[tuple[object, ...], tuple[int, ...]] = {}
+        for variant in calls:
+            mine: list[tuple[object, ...]] = []
+            for call, site in _sites(variant, layers, known, machine, options):
+                key = (call.task, call.grid, call.ins, call.outs, len(site.kinds))
+                key += (site.kinds[0].parts,)
+                if key not in shared or key in mine:
+                    first = len(kinds)
+                    kinds += site.kinds
+                    temps += site.temps
+                    shared[key] = tuple(range(first, len(kinds)))
+                mine.append(key)
+                ids[call.name] = shared[key]
+    _check_number(program, kinds, ids, options)
+    tasks = [
+        task
+        for call, layer in program.instances()
+        for kind in ids[call.name]
+        for task in _tasks(kind, kinds[kind], layer)
+    ]
+    return TaskGraph(program, (*program.buffers, *temps), tuple(kinds), tuple(tasks))
+
+
+def _sequences(
+    program: Program,
+) -> Iterator[tuple[tuple[tuple[Call, ...], ...], int | None]]:
+    """Runs of calls outside scans, and scans with their number of layers."""
+    for scanned, steps in itertools.groupby(
+        program.steps, key=lambda s: isinstance(s, Scan)
+    ):
+        if not scanned:
+            yield (tuple(s for s in steps if isinstance(s, Call)),), None
+            continue
+        for scan in steps:
+            if isinstance(scan, Scan):
+                yield scan.variants, scan.length
+
+
+def _tasks(index: int, kind: Kind, layer: int) -> Iterator[Task]:
+    pids = list(itertools.product(*map(range, kind.grid)))
+    parts = kind.parts if kind.mode == "partial" else 1
+    for part in range(parts):
+        for pid in pids:
+            yield Task(index, layer, pid, part)
+
+
+# ------------------------------------------------------------------ choosing parts
+
+
+def _sites(
+    calls: Sequence[Call],
+    layers: int | None,
+    known: Mapping[str, Buffer],
+    machine: Machine,
+    options: DecomposeOptions,
+) -> Iterator[tuple[Call, Site]]:
+    for stage in _stages(calls):
+        ways = [
+            [
+                site_of(call, parts, layers)
+                for parts in _parts_to_try(call, machine, options)
+            ]
+            for call in stage
+        ]
+        ways = [_fitting(sites, known, machine) for sites in ways]
+        yield from zip(stage, _choose(ways, known, machine), strict=True)
+
+
+def _stages(calls: Sequence[Call]) -> Iterator[list[Call]]:
+    """Runs of calls of which none reads or writes what another one writes."""
+    stage: list[Call] = []
+    written: set[str] = set()
+    for call in calls:
+        touched = {a.buffer for a in (*call.ins, *call.outs)}
+        if stage and touched & written:
+            yield stage
+            stage, written = [], set()
+        stage.append(call)
+        written |= {a.buffer for a in call.outs}
+    if stage:
+        yield stage
+
+
+def _parts_to_try(
+    call: Call, machine: Machine, options: DecomposeOptions
+) -> tuple[int, ...]:
+    legal = legal_parts(call, machine)
+    forced = dict(options.splits).get(call.name)
+    if forced is not None:
+        if forced not in legal:
+            raise PlanError(
+                f"call {call.name}: cannot split task {call.task.name} into {forced} "
+                f"parts (cut: {call.task.cut})",
+                call.src,
+                f"use one of {', '.join(map(str, legal))}",
+            )
+        return (forced,)
+    if not options.split:
+        return (1,)
+    if call.task.cut == "dot":
+        return legal
+    # Parts beyond one task per SM would only add carries to merge.
+    most = min(machine.sms // math.prod(call.grid), len(legal) // options.least_blocks)
+    return legal[: max(1, most)]
+
+
+def _fitting(
+    sites: list[Site], known: Mapping[str, Buffer], machine: Machine
+) -> list[Site]:
+    """Those whose operands leave room for a ring; all of them if none does."""
+    room = machine.smem_bytes - 2 * machine.in_flight * machine.page_bytes
+    fitting = [s for s in sites if _resident_bytes(s.kinds[0], known) <= room]
+    return fitting or sites
+
+
+def _resident_bytes(kind: Kind, known: Mapping[str, Buffer]) -> int:
+    return sum(
+        tile_bytes(*columns_features(access.shape), known[access.buffer].dtype)
+        for access, i in zip(kind.ins, kind.operands, strict=True)
+        if kind.task.params[i].use == "tile"
+    )
+
+
+def _choose(
+    ways: Sequence[Sequence[Site]], known: Mapping[str, Buffer], machine: Machine
+) -> list[Site]:
+    """One site of each call: the fewest parts that make the stage about fastest."""
+    timed = [[(site, _times(site, known, machine)) for site in way] for way in ways]
+    limits = sorted({t[0][1] for way in timed for _, t in way}, reverse=True)
+    best: list[Site] = []
+    best_ns = math.inf
+    for limit in limits:
+        picked = [
+            next((w for w in way if w[1][0][1] <= limit), min(way, key=_task_time))
+            for way in timed
+        ]
+        ns = stage_ns([t[0] for _, t in picked], machine)
+        combines = [t[1] for _, t in picked if len(t) > 1]
+        if combines:
+            ns += machine.stage_ns + stage_ns(combines, machine)
+        if ns < best_ns * (1 - LEAST_GAIN):
+            best, best_ns = [site for site, _ in picked], ns
+    return best
+
+
+_Times = list[tuple[int, float]]
+
+
+def _times(site: Site, known: Mapping[str, Buffer], machine: Machine) -> _Times:
+    """(tasks, ns of each) of every kind of a site."""
+    buffers = {**known, **{b.name: b for b in site.temps}}
+    return [
+        (
+            math.prod(k.grid) * (k.parts if k.mode == "partial" else 1),
+            kind_cost(k, buffers, machine).ns,
+        )
+        for k in site.kinds
+    ]
+
+
+def _task_time(way: tuple[Site, _Times]) -> float:
+    return way[1][0][1]
+
+
+# -------------------------------------------------------------------------- checks
+
+
+def _check_names(program: Program, options: DecomposeOptions) -> None:
+    calls = [call.name for call in program.calls()]
+    for name, _ in options.splits:
+        if name not in calls:
+            raise PlanError(
+                f"splits name the call {name!r}, which {program.name} does not have",
+                hint=f"its calls are {', '.join(calls)}",
+            )
+
+
+def _check_number(
+    program: Program,
+    kinds: Sequence[Kind],
+    ids: Mapping[str, tuple[int, ...]],
+    options: DecomposeOptions,
+) -> None:
+    total = 0
+    by_call: dict[str, int] = {}
+    for call, _ in program.instances():
+        for k in ids[call.name]:
+            parts = kinds[k].parts if kinds[k].mode == "partial" else 1
+            tasks = math.prod(kinds[k].grid) * parts
+            by_call[call.name] = by_call.get(call.name, 0) + tasks
+            total += tasks
+    if total <= options.most_tasks:
+        return
+    name, tasks = max(by_call.items(), key=lambda item: item[1])
+    call = next(c for c in program.calls() if c.name == name)
+    raise PlanError(
+        f"{program.name} has {total} tasks, more than {options.most_tasks}; call "
+        f"{name} over grid {call.grid} has {tasks} of them",
+        call.src,
+        "use larger blocks, so that the grid is smaller",
+    )

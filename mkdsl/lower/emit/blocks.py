@@ -1,0 +1,339 @@
+"""Shared memory of operands, results and pages, and the copies that fill and drain it.
+
+Forms of a block of a task with N columns (a multiple of 8), F features:
+
+    tile, 16-bit       [N, F] with tiling (8, 64) and a 128-byte swizzle: operand B of
+                       wgmma, and transposed on its way to registers
+    tile, 32-bit       [F, N] plain; columns [N] plain
+    vector             [F] plain
+    page               [F / 64, rows, 64] with a 128-byte swizzle: operand A of wgmma
+
+Blocks of 64 16-bit features have the same bytes with a swizzle alone (`raw`) and with
+tiling and swizzle (`tiled`). Copies into or out of `raw` may start at any row and reach
+past any dimension; the tiled form may not (measured, H200, 2026-11-29: a tiled load
+from a row that is no multiple of 8 returns other rows).
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from mkdsl.errors import PlanError
+from mkdsl.lang.expr import Expr
+from mkdsl.lower.layout import (
+    COLUMN_PAD,
+    Layout,
+    Operand,
+    Place,
+    place,
+    rows_in_view,
+)
+from mkdsl.lower.pages import columns_features, round_up
+
+Ref = Any
+Value = Any
+
+SWIZZLE = plgpu.SwizzleTransform(128)
+TILED = (plgpu.TilingTransform((8, 64)), SWIZZLE)
+RAW = (SWIZZLE,)
+# One asynchronous copy takes at most 256 elements along an untiled dimension.
+MAX_COPY = 256
+
+
+class Block(NamedTuple):
+    """How one operand or result lies in shared memory."""
+
+    operand: Operand
+    columns: int
+    features: int
+    padded: int
+    wide: bool
+
+    @property
+    def rows(self) -> int:
+        """Columns of the task that a result has: all, or 1."""
+        return columns_features(self.operand.param.shape)[0]
+
+    @property
+    def lanes(self) -> int:
+        """Columns of a block of columns as they are loaded."""
+        return round_up(self.columns, COLUMN_PAD)
+
+    @property
+    def dtype(self) -> Any:
+        """Element type."""
+        return jnp.dtype(self.operand.param.dtype)
+
+    @property
+    def vector(self) -> bool:
+        """The same for every column."""
+        return self.operand.param.use == "vector"
+
+    @property
+    def column(self) -> bool:
+        """One value per column."""
+        return not self.vector and self.features == 1
+
+
+def block_of(operand: Operand, task_columns: int) -> Block:
+    """The form of an operand or result.
+
+    Raises:
+        PlanError: a form that the kernel has not.
+    """
+    param = operand.param
+    columns, features = columns_features(param.shape)
+    padded = round_up(features, 64) if features > 1 else 1
+    wide = jnp.dtype(param.dtype).itemsize == 4
+    if not wide and (features == 1 or param.dtype not in ("bfloat16", "float16")):
+        raise PlanError(
+            f"{operand.access.buffer}: a block {param.dtype}{list(param.shape)}",
+            operand.access.src,
+            "columns [N, 1] are float32 or int32, tiles bfloat16 or float32",
+        )
+    columns = round_up(task_columns, 8)
+    return Block(operand, columns, features, padded, wide)
+
+
+def resident_types(block: Block, slots: int) -> tuple[Any, Any]:
+    """(tiled, raw) shared memory of a resident operand."""
+    if block.vector:
+        plain = plgpu.SMEM((slots, max(block.padded, 64)), block.dtype)
+    elif block.column:
+        parts = (block.operand.parts,) if block.operand.parts else ()
+        plain = plgpu.SMEM((slots, *parts, block.lanes), block.dtype)
+    elif block.wide:
+        parts = (block.operand.parts,) if block.operand.parts else ()
+        plain = plgpu.SMEM((slots, *parts, block.padded, block.columns), block.dtype)
+    else:
+        n, f = block.columns, block.padded
+        tiled = plgpu.SMEM((slots, n, f), block.dtype, transforms=TILED)
+        raw = plgpu.SMEM((slots, f // 64, n, 64), block.dtype, transforms=RAW)
+        return tiled, raw
+    return plain, plain
+
+
+def result_types(block: Block, layout: Layout, slots: int) -> tuple[Any, Any]:
+    """(tiled, raw) shared memory of a result on its way out."""
+    if block.column:
+        plain = plgpu.SMEM((slots, block.columns), block.dtype)
+    elif block.wide:
+        plain = plgpu.SMEM((slots, block.padded, block.columns), block.dtype)
+    elif plain_result(block, layout):
+        plain = plgpu.SMEM((slots, block.columns, block.padded), block.dtype)
+    else:
+        shape = (slots, block.padded // 64, block.columns, 64)
+        return (
+            plgpu.SMEM(shape, block.dtype, transforms=TILED),
+            plgpu.SMEM(shape, block.dtype, transforms=RAW),
+        )
+    return plain, plain
+
+
+class Copy(NamedTuple):
+    """One bulk copy: where in shared memory (raw or tiled), where in device memory."""
+
+    raw: bool
+    shared: tuple[Any, ...]
+    array: str
+    index: tuple[Any, ...]
+    guard: tuple[tuple[Expr, int], ...] = ()
+
+
+Eval = Callable[[Expr], Value]
+
+
+def multiple(value: Expr, of: int) -> bool:
+    """True if the value is a multiple of `of` whatever its variables are."""
+    return value.constant % of == 0 and all(k % of == 0 for _, k in value.terms)
+
+
+def _index(where: Place, eval_: Eval, rows: int, feature: tuple[int, int]) -> Any:
+    """Indices into the physical array; feature is (offset, size) inside the block."""
+    index = [eval_(where.lead)]
+    for axis in where.axes:
+        start = eval_(axis.start)
+        if axis.role == "row":
+            start = pl.ds(start, rows)
+        elif axis.role == "feature":
+            start = pl.ds(start + feature[0], feature[1])
+        index.append(start)
+    return tuple(index)
+
+
+def _spans(total: int, step: int) -> list[tuple[int, int]]:
+    return [(at, min(step, total - at)) for at in range(0, total, step)]
+
+
+def loads(block: Block, layout: Layout, eval_: Eval) -> list[Copy]:
+    """The copies that bring a resident operand to shared memory."""
+    name, operand = layout.buffer.name, block.operand
+    if layout.column is not None:
+        found: list[Copy] = []
+        for part in range(max(operand.parts, 1)):
+            where = place(layout, operand, part)
+            prefix = (part,) if operand.parts else ()
+            if block.column and layout.shape[2] < block.lanes:
+                raise PlanError(
+                    f"{name}: single columns of {list(layout.view)} are read",
+                    operand.access.src,
+                    "read the whole tile, or keep columns in an array of their own",
+                )
+            n = block.lanes if block.column else block.columns
+            found += _column_copies(block, where, name, prefix, block.padded, n, eval_)
+        return found
+    where = place(layout, operand)
+    if block.vector:
+        spans = _spans(round_up(block.features, 8), MAX_COPY)
+        return [
+            Copy(False, (pl.ds(*span),), name, _index(where, eval_, 1, span))
+            for span in spans
+        ]
+    if _aligned(where):
+        index = _index(where, eval_, block.columns, (0, block.padded))
+        return [Copy(False, (), name, index)]
+    if block.columns != 8:
+        raise PlanError(
+            f"{name}: a block of {block.columns} columns does not start at a multiple "
+            f"of 8 rows, or {list(layout.view)} does not divide by (8, 64)",
+            operand.access.src,
+            "give the columns a dimension of their own, of 8 or a multiple of 8",
+        )
+    return [
+        Copy(True, (at // 64,), name, _index(where, eval_, 8, (at, 64)))
+        for at in range(0, block.padded, 64)
+    ]
+
+
+def _aligned(where: Place) -> bool:
+    row, feature = where.axis("row"), where.axis("feature")
+    if row is None or feature is None:
+        return False
+    whole = [(row, 8), (feature, 64)]
+    return all(
+        multiple(a.start, t) and (a.dim <= t or a.dim % t == 0) for a, t in whole
+    )
+
+
+def _column_copies(
+    block: Block,
+    where: Place,
+    name: str,
+    prefix: tuple[Any, ...],
+    features: int,
+    columns: int,
+    eval_: Eval,
+) -> list[Copy]:
+    if block.column:
+        index = _index(where, eval_, columns, (0, 1))
+        feature = index[1].start
+        return [Copy(False, prefix, name, (index[0], feature, index[2]))]
+    return [
+        Copy(
+            False,
+            (*prefix, pl.ds(*span)),
+            name,
+            _index(where, eval_, columns, span),
+        )
+        for span in _spans(features, MAX_COPY)
+    ]
+
+
+def plain_result(block: Block, layout: Layout) -> bool:
+    """True if a result is written in another view of its array, row by row."""
+    return not block.wide and block.operand.access.view != layout.view
+
+
+def stores(block: Block, layout: Layout, eval_: Eval) -> list[Copy]:
+    """The copies that take a result from shared memory to its array.
+
+    Elements past the array are not written; a copy is skipped where a run-time index
+    is past a dimension (its guard).
+    """
+    name, operand = layout.buffer.name, block.operand
+    guard = _guard(operand)
+    if layout.column is not None:
+        where = place(layout, operand)
+        n = block.columns
+        found = _column_copies(block, where, name, (), block.features, n, eval_)
+        return [c._replace(guard=guard) for c in found]
+    if plain_result(block, layout):
+        return [
+            Copy(
+                False,
+                (pl.ds(r, 1), pl.ds(*span)),
+                name,
+                _row_index(where, eval_, 1, span),
+                guard,
+            )
+            for r, where in enumerate(rows_in_view(layout, operand))
+            for span in _spans(block.features, MAX_COPY)
+        ]
+    where = place(layout, operand, written=True)
+    feature = where.axis("feature")
+    assert feature is not None
+    whole = feature.start.is_constant and int(feature.start) + block.features
+    if block.features % 64 and whole != feature.dim:
+        raise PlanError(
+            f"{name}: blocks of {block.features} features are written inside rows of "
+            f"{feature.dim}",
+            operand.access.src,
+            "write multiples of 64 features, or whole rows",
+        )
+    rows = block.rows
+    index = _index if where.axis("row") is not None else _row_index
+    return [
+        Copy(
+            True,
+            (at // 64, pl.ds(0, rows)),
+            name,
+            index(where, eval_, rows, (at, 64)),
+            guard,
+        )
+        for at in range(0, block.padded, 64)
+    ]
+
+
+def _row_index(
+    where: Place, eval_: Eval, rows: int, feature: tuple[int, int]
+) -> Any:
+    """As _index, with the merged leading dimension for the only row."""
+    lead, *rest = _index(where, eval_, rows, feature)
+    return (pl.ds(lead, 1), *rest)
+
+
+def _guard(operand: Operand) -> tuple[tuple[Expr, int], ...]:
+    access = operand.access
+    return tuple(
+        (axis.start, n)
+        for axis, n in zip(access.axes, access.view, strict=True)
+        if axis.start.reads
+    )
+
+
+def page_copies(
+    operand: Operand,
+    layout: Layout,
+    page: tuple[int, int],
+    row: Value,
+    column: Value,
+    eval_: Eval,
+) -> list[tuple[int, tuple[Any, ...]]]:
+    """(64-feature chunk, indices) of a page at `row`, `column` of a streamed block."""
+    where = place(layout, operand)
+    rows, features = page
+    found: list[tuple[int, tuple[Any, ...]]] = []
+    for j in range(features // 64):
+        index = [eval_(where.lead)]
+        for axis in where.axes:
+            start = eval_(axis.start)
+            if axis.role == "row":
+                start = pl.ds(start + row, rows)
+            elif axis.role == "feature":
+                start = pl.ds(start + column + 64 * j, 64)
+            index.append(start)
+        found.append((j, tuple(index)))
+    return found

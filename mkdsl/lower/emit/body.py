@@ -1,0 +1,496 @@
+"""A task body as Mosaic operations, transposed: values are [features, columns].
+
+    user                          kernel
+    tile [columns, features]      [features, columns] in WGMMA layout; a `Tile`, made
+                                  chunk by chunk, where it is longer than a chunk
+    column [columns (, 1)]        [columns] in WGMMA.reduce(0)
+    vector [(1,) features]        as a tile, equal in all columns
+    scalar []                     a scalar
+    stream [rows, features]       `Pages`, or a `PageBlock` inside a fold
+
+A user axis has a role, so broadcasts and reshapes only rename, and roles meet in
+elementwise operations. Features are padded to a multiple of 64; padding is masked where
+it could be seen: in reductions and in operands of wgmma. Rows of weights, keys and
+values are operand A of wgmma, activations and queries operand B.
+"""
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from mkdsl.errors import InternalError
+from mkdsl.lang.body import evaluate, is_literal, line_of
+from mkdsl.lang.primitives import dot_p, extent_p, fold_p, program_id_p, roll_p
+from mkdsl.lang.roles import ELEMENTWISE, RENAMES
+from mkdsl.lower.emit.blocks import Block
+from mkdsl.lower.pages import round_up
+
+Value = Any
+Ref = Any
+
+WG = plgpu.Layout.WGMMA
+COLUMN = WG.reduce(0)
+ROW = WG.reduce(1)
+F32, I32 = jnp.float32, jnp.int32
+# Features of one step over a long tile: 32 registers per thread in float32. On the H200
+# (2026-11-29) RMSNorm of [8, 2048] took 2.6, 1.8, 1.5, 1.3 us at 64, 128, 256, 512.
+CHUNK_ELEMENTS = 4096
+MAX_CHUNK = 512
+
+_EXPANDED: dict[str, Callable[..., Value]] = {
+    "log1p": lambda x: jnp.log(1 + x),
+    "expm1": lambda x: jnp.exp(x) - 1,
+    "is_finite": lambda x: jnp.abs(x) < jnp.inf,
+    "pow": lambda x, y: jnp.exp2(y * jnp.log2(x)),
+    "copy": lambda x: x,
+    "stop_gradient": lambda x: x,
+    "floor": lambda x: (r := jnp.round(x)) - jnp.where(r > x, 1.0, 0.0).astype(x.dtype),
+    "ceil": lambda x: (r := jnp.round(x)) + jnp.where(r < x, 1.0, 0.0).astype(x.dtype),
+}
+_REDUCE: dict[str, tuple[Callable[..., Value], Callable[..., Value]]] = {
+    "reduce_sum": (jnp.sum, lax.add),
+    "reduce_max": (jnp.max, lax.max),
+    "reduce_min": (jnp.min, lax.min),
+}
+
+
+class Tile(NamedTuple):
+    """A tile made on demand: at(start, rows, memo) gives [rows, columns].
+
+    Attributes:
+        features: features, before padding to a multiple of 64.
+        ref: the block in shared memory if it is an operand B of wgmma as it stands.
+    """
+
+    features: int
+    at: Callable[[Any, int, dict[int, Value]], Value]
+    ref: Ref = None
+
+
+class Pages(NamedTuple):
+    """A streamed operand that still is to come: parameter, padded rows of its dot."""
+
+    index: int
+    rows: int
+
+
+class PageBlock(NamedTuple):
+    """A block of a fold in shared memory: [rows, 64] for every 64 features."""
+
+    chunks: tuple[Ref, ...]
+    rows: int
+    transposed: bool = False
+
+
+class Streams(Protocol):
+    """How a body gets its pages; the consumer role is one."""
+
+    def dot(self, pages: Pages, step: Callable[[Sequence[Ref], Any], None]) -> None:
+        """Call step(chunks, first feature of operand B) for every page in order."""
+        ...
+
+    def fold(
+        self,
+        streams: Sequence[Pages],
+        count: Value,
+        step: Callable[..., list[Value]],
+        carry: list[Value],
+    ) -> list[Value]:
+        """carry = step(i, blocks, carry) for every block of rows in order."""
+        ...
+
+    def advance(self, pages: Pages) -> None:
+        """Count the pages of a dot as used."""
+        ...
+
+
+def is_tile(x: Value) -> bool:
+    """True for tiles and vectors."""
+    return isinstance(x, Tile) or jnp.ndim(x) == 2
+
+
+def position(start: Any, rows: int, columns: int) -> Value:
+    """Feature number of each element of [rows, columns]."""
+    return plgpu.broadcasted_iota(I32, (rows, columns), 0, layout=WG) + start
+
+
+def resident(block: Block, ref: Ref) -> Value:
+    """A resident operand as a value."""
+    n = block.columns
+    if block.column:
+        return plgpu.load(ref.at[pl.ds(0, n)], layout=COLUMN, optimized=False)
+
+    def vector(start: Any, rows: int, _: Any) -> Value:
+        v = plgpu.load(ref.at[pl.ds(start, rows)], layout=ROW, optimized=False)
+        return plgpu.layout_cast(lax.broadcast_in_dim(v, (rows, n), (0,)), WG)
+
+    def wide(start: Any, rows: int, _: Any) -> Value:
+        return plgpu.load(ref.at[pl.ds(start, rows)], layout=WG, optimized=False)
+
+    def tile(start: Any, rows: int, _: Any) -> Value:
+        part = ref if rows == block.padded else ref.at[:, pl.ds(start, rows)]
+        return plgpu.load(part.transpose((1, 0)), layout=WG, optimized=False)
+
+    if block.vector:
+        return Tile(block.features, vector)
+    return Tile(block.features, wide) if block.wide else Tile(block.features, tile, ref)
+
+
+class Emitter:
+    """Emits the equations of one kind.
+
+    Args:
+        columns: columns of the task, a multiple of 8.
+        scratch: shared memory for computed operands and rolls, in order of use.
+        streams: where pages come from.
+        extents: (parameter, axis) -> number of elements that exist.
+        grid: grid indices.
+        first_part: true for the part of a split fold that starts from `init`.
+    """
+
+    def __init__(
+        self,
+        columns: int,
+        scratch: Sequence[Ref],
+        streams: Streams,
+        extents: Callable[[int, int], Value],
+        grid: Sequence[Value],
+        first_part: Value,
+    ) -> None:
+        self.columns = columns
+        self.chunk = min(MAX_CHUNK, max(64, CHUNK_ELEMENTS // columns // 64 * 64))
+        self.scratch: Iterator[Ref] = iter(scratch)
+        self.streams = streams
+        self.extents, self.grid, self.first_part = extents, grid, first_part
+        self.stored: dict[int, Ref] = {}
+        self.parameters: dict[int, int] = {}
+
+    # Values.
+
+    def rows(self, x: Value, start: Any, rows: int, memo: dict[int, Value]) -> Value:
+        """Features [start, start + rows) of any value, as [rows, columns]."""
+        if isinstance(x, Tile):
+            if id(x) not in memo:
+                memo[id(x)] = x.at(start, rows, memo)
+            return memo[id(x)]
+        if jnp.ndim(x) == 2:
+            return x if rows == x.shape[0] else x[start : start + rows]
+        shape = (rows, self.columns)
+        if jnp.ndim(x) == 1:
+            return plgpu.layout_cast(lax.broadcast_in_dim(x, shape, (1,)), WG)
+        return plgpu.layout_cast(jnp.broadcast_to(x, shape), WG)
+
+    def tile(self, features: int, at: Callable[..., Value]) -> Value:
+        """A tile: at once if it is short, on demand if it is long."""
+        padded = round_up(features, 64)
+        return at(0, padded, {}) if padded <= self.chunk else Tile(features, at)
+
+    def whole(self, x: Value, features: int) -> Value:
+        """All features of a short value as [padded, columns]."""
+        return self.rows(x, 0, round_up(features, 64), {})
+
+    def loop(self, features: int, step: Callable[..., Value], carry: Value) -> Value:
+        """carry = step(start, rows, carry) over the chunks of a tile."""
+        padded = round_up(features, 64)
+        full, rest = divmod(padded, self.chunk)
+        if full == 1:
+            carry = step(0, self.chunk, carry)
+        elif full:
+
+            def one(i: Any, c: Value) -> Value:
+                return step(pl.multiple_of(i * self.chunk, self.chunk), self.chunk, c)
+
+            carry = lax.fori_loop(0, full, one, carry)
+        return step(full * self.chunk, rest, carry) if rest else carry
+
+    def masked(self, v: Value, start: Any, features: int, neutral: Value) -> Value:
+        """v with its padding features replaced."""
+        if features % 64 == 0:
+            return v
+        keep = position(start, v.shape[0], self.columns) < features
+        other = plgpu.layout_cast(
+            jnp.broadcast_to(jnp.asarray(neutral, v.dtype), v.shape), WG
+        )
+        return jnp.where(keep, v, other)
+
+    # Equations.
+
+    def run(self, equations: Sequence[Any], known: Mapping[Any, Value]) -> dict:
+        """Values of the results of the equations, given those of their operands."""
+        env = dict(known)
+        for e in equations:
+            ins = [
+                jnp.asarray(v.val, v.aval.dtype) if is_literal(v) else env[v]
+                for v in e.invars
+            ]
+            env.update(zip(e.outvars, self.equation(e, ins), strict=True))
+        return env
+
+    def equation(self, e: Any, ins: list[Value]) -> list[Value]:
+        """Results of one equation."""
+        name = e.primitive.name
+        special: dict[Any, Callable[..., list[Value]]] = {
+            dot_p: self.dot,
+            fold_p: self.fold,
+            roll_p: self.roll,
+            extent_p: self.extent,
+            program_id_p: lambda e: [self.grid[e.params["axis"]]],
+        }
+        if e.primitive in special:
+            return special[e.primitive](e, *ins)
+        if name in RENAMES:
+            return ins
+        if name in ELEMENTWISE:
+            return [self.elementwise(e, ins)]
+        if name in _REDUCE:
+            return [self.reduce(e, ins[0], *_REDUCE[name])]
+        others: dict[str, Callable[..., Value]] = {
+            "argmax": self.argmax,
+            "iota": self.iota,
+            "slice": self.slice,
+            "concatenate": self.concatenate,
+            "transpose": lambda e, x: x._replace(transposed=not x.transposed),
+        }
+        if name not in others:
+            raise InternalError(
+                f"{e} passed the role check but has no rule", line_of(e)
+            )
+        return [others[name](e, *ins)]
+
+    def elementwise(self, e: Any, args: list[Value]) -> Value:
+        op = _EXPANDED.get(e.primitive.name)
+        op = op or functools.partial(e.primitive.bind, **e.params)
+        if any(map(is_tile, args)):
+            features = e.outvars[0].aval.shape[-1]
+            return self.tile(
+                features, lambda s, r, m: op(*[self.rows(a, s, r, m) for a in args])
+            )
+        if any(map(jnp.ndim, args)):
+            args = [a if jnp.ndim(a) else self.as_column(a) for a in args]
+        return op(*args)
+
+    def as_column(self, x: Value) -> Value:
+        """A scalar in every column."""
+        return plgpu.layout_cast(jnp.broadcast_to(x, (self.columns,)), COLUMN)
+
+    def over_features(
+        self,
+        features: int,
+        at: Callable[[Any, int], Value],
+        reduce: Callable[..., Value],
+        join: Callable[..., Value],
+    ) -> Value:
+        """Reduce chunks elementwise, then across warps once."""
+        padded = round_up(features, 64)
+        full, rest = divmod(padded, self.chunk)
+        parts: list[Value] = []
+        if full:
+            first = plgpu.layout_cast(at(0, self.chunk), WG)
+
+            def step(i: Any, c: Value) -> Value:
+                return join(
+                    c, at(pl.multiple_of(i * self.chunk, self.chunk), self.chunk)
+                )
+
+            total = lax.fori_loop(1, full, step, first) if full > 1 else first
+            parts.append(reduce(total, axis=0))
+        if rest:
+            parts.append(reduce(at(full * self.chunk, rest), axis=0))
+        return functools.reduce(join, parts)
+
+    def reduce(self, e: Any, x: Value, reduce: Any, join: Any) -> Value:
+        if not is_tile(x):
+            return x
+        features, dtype = e.invars[0].aval.shape[-1], e.invars[0].aval.dtype
+        low = -jnp.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).min
+        high = jnp.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).max
+        neutral = {jnp.sum: 0, jnp.max: low, jnp.min: high}[reduce]
+
+        def at(start: Any, rows: int) -> Value:
+            return self.masked(self.rows(x, start, rows, {}), start, features, neutral)
+
+        return self.over_features(features, at, reduce, join)
+
+    def argmax(self, e: Any, x: Value) -> Value:
+        """Lowest index among the largest."""
+        features = e.invars[0].aval.shape[-1]
+        top = self.reduce(e, x, jnp.max, lax.max)
+
+        def at(start: Any, rows: int) -> Value:
+            v = self.masked(self.rows(x, start, rows, {}), start, features, -jnp.inf)
+            none = plgpu.layout_cast(jnp.full(v.shape, 2**31 - 1, I32), WG)
+            same = v == self.rows(top, start, rows, {})
+            return jnp.where(same, position(start, rows, self.columns), none)
+
+        return self.over_features(features, at, jnp.min, lax.min)
+
+    def iota(self, e: Any) -> Value:
+        shape, dtype = e.params["shape"], e.params["dtype"]
+        return self.tile(
+            shape[-1], lambda s, r, m: position(s, r, self.columns).astype(dtype)
+        )
+
+    def slice(self, e: Any, x: Value) -> Value:
+        low = e.params["start_indices"][-1]
+        features = e.outvars[0].aval.shape[-1]
+        if not is_tile(x):
+            return x
+        return self.tile(features, lambda s, r, m: self.rows(x, low + s, r, {}))
+
+    def concatenate(self, e: Any, *xs: Value) -> Value:
+        parts = [
+            self.whole(x, v.aval.shape[-1]) for x, v in zip(xs, e.invars, strict=True)
+        ]
+        return lax.concatenate(parts, 0)
+
+    def extent(self, e: Any, x: Value) -> list[Value]:
+        if isinstance(x, Pages):
+            return [self.extents(x.index, e.params["axis"])]
+        return [self.extents(self.parameters[id(e.invars[0])], e.params["axis"])]
+
+    def roll(self, e: Any, x: Value) -> list[Value]:
+        """Across warps: store the tile twice, load it shifted."""
+        ref, aval = next(self.scratch), e.invars[0].aval
+        features = aval.shape[-1]
+        v = self.whole(x, features).astype(F32)
+        for start in (0, features):
+            ref.at[pl.ds(start, v.shape[0])][...] = v
+        plgpu.commit_smem()
+        first = features - e.params["shift"]
+        v = plgpu.load(ref.at[pl.ds(first, v.shape[0])], layout=WG, optimized=False)
+        return [v.astype(aval.dtype)]
+
+    # Dots and folds.
+
+    def operand(self, v: Any, x: Value) -> Ref:
+        """A value as operand B: its block, or stored to shared memory, once."""
+        if isinstance(x, Tile) and x.ref is not None:
+            return x.ref
+        if id(v) in self.stored:
+            return self.stored[id(v)]
+        ref = self.stored[id(v)] = next(self.scratch)
+        features = v.aval.shape[-1]
+        padded = round_up(features, 64)
+
+        def put(start: Any, rows: int, carry: Value) -> Value:
+            part = ref if rows == padded else ref.at[:, pl.ds(start, rows)]
+            value = self.masked(self.rows(x, start, rows, {}), start, features, 0)
+            part.transpose((1, 0))[...] = value.astype(ref.dtype)
+            return carry
+
+        self.loop(features, put, 0)
+        plgpu.commit_smem()
+        return ref
+
+    def dot(self, e: Any, x: Value, w: Value) -> list[Value]:
+        b = self.operand(e.invars[0], x)
+        if isinstance(w, PageBlock):
+            return [self.block_dot(b, w)]
+
+        def pages(acc: Ref) -> Value:
+            def step(chunks: Sequence[Ref], first: Any) -> None:
+                for j, ref in enumerate(chunks):
+                    k = pl.ds(pl.multiple_of(first + 64 * j, 64), 64)
+                    plgpu.wgmma(acc, ref, b.at[:, k].transpose((1, 0)))
+                plgpu.wgmma_wait(0)
+
+            self.streams.dot(w, step)
+            return acc[...]
+
+        out = pl.run_scoped(pages, plgpu.ACC((w.rows, self.columns), F32))
+        self.streams.advance(w)
+        return [out]
+
+    def block_dot(self, b: Ref, w: PageBlock) -> Value:
+        """A dot with a block of a fold, as it stands or transposed."""
+
+        def accumulate(pairs: Sequence[tuple[Ref, Ref]], rows: int) -> Value:
+            def body(acc: Ref) -> Value:
+                for left, right in pairs:
+                    plgpu.wgmma(acc, left, right.transpose((1, 0)))
+                plgpu.wgmma_wait(0)
+                return acc[...]
+
+            return pl.run_scoped(body, plgpu.ACC((rows, self.columns), F32))
+
+        if w.transposed:
+            parts = [accumulate([(c.transpose((1, 0)), b)], 64) for c in w.chunks]
+            return parts[0] if len(parts) == 1 else lax.concatenate(parts, 0)
+        many = len(w.chunks) > 1
+        pairs = [
+            (c, b.at[:, pl.ds(64 * j, 64)] if many else b)
+            for j, c in enumerate(w.chunks)
+        ]
+        return accumulate(pairs, w.rows)
+
+    def flat(self, values: Sequence[Value], avals: Sequence[Any]) -> list[Value]:
+        """A carry in one layout before, inside and after a loop."""
+        out: list[Value] = []
+        for v, aval in zip(values, avals, strict=True):
+            if len(aval.shape) == 1 or aval.shape[1] == 1:
+                v = v if jnp.ndim(v) else jnp.broadcast_to(v, (self.columns,))
+                out.append(plgpu.layout_cast(v, COLUMN))
+            else:
+                out.append(plgpu.layout_cast(self.whole(v, aval.shape[1]), WG))
+        return out
+
+    def fold(self, e: Any, count: Value, *args: Value) -> list[Value]:
+        p, avals = e.params, [v.aval for v in e.outvars]
+        a, b = p["consts"], p["consts"] + p["streams"]
+        c = b + len(avals)
+        closed, streams, block = args[:a], args[a:b], p["block"]
+        init, neutral = self.flat(args[b:c], avals), self.flat(args[c:], avals)
+        same = all(
+            x is y or (is_literal(x) and is_literal(y) and x.val == y.val)
+            for x, y in zip(e.invars[1 + b : 1 + c], e.invars[1 + c :], strict=True)
+        )
+        if self.first_part is not None and not same:
+            pairs = zip(init, neutral, avals, strict=True)
+            init = [self.choose(x, y) for x, y, _ in pairs]
+        inner = p["jaxpr"]
+        outer = self.parameters
+        for v, o in zip(inner.invars[:a], e.invars[1 : 1 + a], strict=True):
+            if id(o) in outer:
+                outer[id(v)] = outer[id(o)]
+            if id(o) in self.stored:
+                self.stored[id(v)] = self.stored[id(o)]
+        scratch = list(self.scratch)
+
+        def step(
+            i: Value, blocks: Sequence[PageBlock], carry: list[Value]
+        ) -> list[Value]:
+            self.scratch = iter(scratch)
+            valid = self.tile(
+                block, lambda s, r, m: position(i * block + s, r, self.columns) < count
+            )
+            known = dict(
+                zip(inner.invars, [*closed, *blocks, valid, *carry], strict=True)
+            )
+            env = self.run(inner.eqns, known)
+            outs = [v.val if is_literal(v) else env[v] for v in inner.outvars]
+            return self.flat(outs, avals)
+
+        return self.streams.fold(streams, count, step, init)
+
+    def choose(self, first: Value, other: Value) -> Value:
+        """`first` in the first part of a split fold, else `other`."""
+        shape, layout = first.shape, WG if first.ndim == 2 else COLUMN
+        take = plgpu.layout_cast(jnp.broadcast_to(self.first_part, shape), layout)
+        return jnp.where(take, first, other)
+
+    def merge(self, e: Any, parts: int, part: Callable[[Any], list[Value]]) -> Any:
+        """Carries of all parts of a split fold, joined in order."""
+        p, avals = e.params, [v.aval for v in e.outvars]
+        inner = p["merge"]
+
+        def step(i: Any, carry: list[Value]) -> list[Value]:
+            known = dict(zip(inner.invars, [*carry, *part(i)], strict=True))
+            env = self.run(inner.eqns, known)
+            return self.flat([env[v] for v in inner.outvars], avals)
+
+        return lax.fori_loop(1, parts, step, self.flat(part(0), avals))

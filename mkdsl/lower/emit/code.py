@@ -1,0 +1,165 @@
+"""What the roles need to know of one kind: forms, layouts, streams, equations."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mkdsl.lang.body import Body, is_literal
+from mkdsl.lang.expr import Expr, expr, maximum, minimum, var
+from mkdsl.lang.program import Dot, Scratch
+from mkdsl.lang.task import scratch_of
+from mkdsl.lower.emit.blocks import Block, block_of
+from mkdsl.lower.ir import Kind
+from mkdsl.lower.layout import Layout, Operand, operands, results
+from mkdsl.lower.pages import kind_streams, round_up, stream_operands, stream_page
+
+
+@dataclass(frozen=True, eq=False)
+class Stream:
+    """One stream of a kind.
+
+    Attributes:
+        parameters: parameters of the task that it reads.
+        operands: their accesses.
+        page: (rows, features) of a page.
+        full_pages, rest: of a dot: whole pages, features of a last, shorter one.
+        first: of a dot: where its depth starts in operand B.
+        count: of a fold: rows that exist.
+    """
+
+    parameters: tuple[int, ...]
+    operands: tuple[Operand, ...]
+    page: tuple[int, int]
+    is_fold: bool
+    full_pages: int
+    rest: int
+    first: Expr
+    count: Expr
+
+
+@dataclass(frozen=True, eq=False)
+class Code:
+    """One kind, ready to be emitted.
+
+    Attributes:
+        operands: operands of the kind; blocks: their forms, None if not resident.
+        residents: the forms of the resident ones; results: of the results.
+        invars: variables of the body for the operands of the task.
+        equations, outvars: what this mode computes.
+        extents: (parameter, axis) -> elements that exist.
+    """
+
+    index: int
+    kind: Kind
+    columns: int
+    layouts: Mapping[str, Layout]
+    operands: tuple[Operand, ...]
+    blocks: tuple[Any, ...]
+    residents: tuple[Block, ...]
+    results: tuple[Block, ...]
+    streams: tuple[Stream, ...]
+    scratch: tuple[Scratch, ...]
+    invars: tuple[Any, ...]
+    equations: tuple[Any, ...]
+    outvars: tuple[Any, ...]
+    cut_equations: tuple[Any, ...]
+    cut_vars: tuple[Any, ...]
+    extents: Mapping[tuple[int, int], Expr]
+
+    def stream_of(self, parameter: int) -> Stream:
+        """The stream that reads a parameter of the task."""
+        return next(s for s in self.streams if parameter in s.parameters)
+
+    @staticmethod
+    def is_constant(v: Any) -> bool:
+        """True for a result that is a literal."""
+        return is_literal(v)
+
+
+def code_of(
+    index: int, kind: Kind, layouts: Mapping[str, Layout], page_bytes: int
+) -> Code:
+    """Everything that the roles need to know of a kind."""
+    body: Body = kind.task.body
+    equations, outvars = _equations(kind, body)
+    columns = kind.task.columns
+    given = operands(kind)
+    blocks = tuple(
+        None if o.param.use in ("scalar", "stream") else block_of(o, columns)
+        for o in given
+    )
+    return Code(
+        index=index,
+        kind=kind,
+        columns=round_up(columns, 8),
+        layouts=layouts,
+        operands=given,
+        blocks=blocks,
+        residents=tuple(b for b in blocks if b is not None),
+        results=tuple(block_of(o, columns) for o in results(kind)),
+        streams=tuple(_streams(kind, given, page_bytes)),
+        scratch=_scratch(kind, body, equations),
+        invars=tuple(body.invars[i] for i in kind.operands),
+        equations=equations,
+        outvars=outvars,
+        cut_equations=body.cut_equations,
+        cut_vars=body.cut_vars,
+        extents=_extents(kind, given, layouts),
+    )
+
+
+def _equations(kind: Kind, body: Body) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    if kind.mode == "full":
+        return body.equations, body.outvars
+    if kind.mode == "partial":
+        return (*body.before, *body.cut_equations), body.cut_vars
+    return body.after, body.outvars
+
+
+def _scratch(kind: Kind, body: Body, equations: Sequence[Any]) -> tuple[Scratch, ...]:
+    own = scratch_of(equations, body.invars, kind.task.columns)
+    if kind.mode != "combine" or kind.task.cut != "fold":
+        return own
+    merge = body.cut_equations[0].params["merge"]
+    return (*scratch_of(merge.eqns, (), kind.task.columns), *own)
+
+
+def _streams(kind: Kind, given: Sequence[Operand], page_bytes: int) -> list[Stream]:
+    found: list[Stream] = []
+    for s in kind_streams(kind):
+        if kind.mode == "combine":
+            continue
+        parameters = stream_operands(s)
+        reads = tuple(given[kind.operands.index(p)] for p in parameters)
+        page = stream_page(kind, s, page_bytes)
+        first = expr(0)
+        count = expr(0)
+        full, rest = 0, 0
+        if isinstance(s, Dot):
+            depth = round_up(reads[0].access.shape[-1], 64)
+            full, rest = divmod(depth, page[1])
+            if kind.mode == "partial" and s.lhs is None:
+                first = var("part") * reads[0].access.shape[-1]
+        else:
+            row = next(a for a in reads[0].access.axes if not a.squeezed)
+            count = row.extent if row.extent is not None else expr(row.size)
+        is_fold = not isinstance(s, Dot)
+        found.append(Stream(parameters, reads, page, is_fold, full, rest, first, count))
+    return found
+
+
+def _extents(
+    kind: Kind, given: Sequence[Operand], layouts: Mapping[str, Layout]
+) -> dict[tuple[int, int], Expr]:
+    del layouts
+    found: dict[tuple[int, int], Expr] = {}
+    for parameter, o in zip(kind.operands, given, strict=False):
+        kept = [
+            (a, n)
+            for a, n in zip(o.access.axes, o.access.view, strict=True)
+            if not a.squeezed
+        ]
+        for axis, (a, n) in enumerate(kept):
+            there = minimum(maximum(n - a.start, 0), a.size)
+            found[parameter, axis] = there if a.extent is None else a.extent
+    return found

@@ -1,0 +1,342 @@
+"""One persistent Pallas kernel for a whole KernelPlan.
+
+Grid = one CTA per SM, four warpgroups each (roles.py). Every SM copies its instruction
+words and the scalars of index expressions to shared memory, then each role walks them.
+Counters live in device memory and start at zero in every launch. State buffers are
+written in place through references.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.mosaic import gpu as mgpu
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from mkdsl.lang.program import Access, Output
+from mkdsl.lower.emit import roles
+from mkdsl.lower.emit.blocks import RAW, TILED, loads, resident_types, result_types
+from mkdsl.lower.emit.code import Code, code_of
+from mkdsl.lower.emit.sync import Counters
+from mkdsl.lower.encode import BLOCK_WORDS, Encoded, encode
+from mkdsl.lower.ir import KernelPlan
+from mkdsl.lower.layout import Layout, plan_layouts
+from mkdsl.lower.pages import round_up
+
+Array = Any
+Ref = Any
+
+# Registers per thread and role, multiples of 8, 512 in all (64K for 4 warpgroups).
+REGISTERS = {"consumer": 240, "loader": 40, "fetcher": 40, "storer": 40}
+# Warpgroup number of each role.
+CONSUMER, LOADER, FETCHER, STORER = range(4)
+
+
+def to_physical(layout: Layout, x: Array) -> Array:
+    """An array in the layout of the kernel."""
+    if layout.column is None:
+        return x.reshape(layout.shape)
+    x = jnp.moveaxis(x.reshape(layout.view), layout.column, -1)
+    features = x.size // (layout.shape[0] * x.shape[-1])
+    x = x.reshape(layout.shape[0], features, x.shape[-1])
+    pads = [(0, 0), (0, layout.shape[1] - features), (0, layout.shape[2] - x.shape[2])]
+    return jnp.pad(x, pads)
+
+
+def from_physical(layout: Layout, x: Array) -> Array:
+    """The logical array of one in the layout of the kernel."""
+    view, column = layout.view, layout.column
+    if column is None:
+        return x.reshape(layout.buffer.shape)
+    outer = [n for i, n in enumerate(view) if i != column]
+    features = math.prod(outer) // layout.shape[0]
+    x = x[:, :features, : view[column]].reshape(*outer, view[column])
+    return jnp.moveaxis(x, -1, column).reshape(layout.buffer.shape)
+
+
+class Launcher:
+    """A planned program as a function of arrays.
+
+    Args:
+        plan: a verified plan.
+        interpret: Pallas interpreter parameters, to run on a CPU: one SM, without
+            device counters.
+    """
+
+    def __init__(self, plan: KernelPlan, interpret: Any = None) -> None:
+        graph = plan.schedule.events.graph
+        self.plan, self.interpret = plan, interpret
+        self.program = graph.program
+        self.layouts = plan_layouts(graph.buffers, graph.kinds)
+        self.codes = [
+            code_of(i, k, self.layouts, plan.page_bytes)
+            for i, k in enumerate(graph.kinds)
+        ]
+        self.encoded: Encoded = encode(plan)
+        self.offsets, self.scalar_count = self._scalar_table()
+        used = [b for b in graph.buffers if b.name in self.layouts]
+        self.inputs = [b for b in used if b.role == "input"]
+        self.states = [b for b in used if b.role == "state"]
+        self.temps = [b for b in used if b.role == "temp"]
+
+    def _scalar_table(self) -> tuple[dict[str, tuple[int, tuple[int, ...]]], int]:
+        buffers = {b.name: b for b in self.program.buffers}
+        names = sorted({n for c in self.codes for n in _scalar_reads(c)})
+        offsets: dict[str, tuple[int, tuple[int, ...]]] = {}
+        at = 0
+        for name in names:
+            offsets[name] = (at, buffers[name].shape)
+            at += math.prod(buffers[name].shape)
+        # A copy moves a multiple of 128 bytes (one warpgroup).
+        return offsets, round_up(max(at, 1), BLOCK_WORDS if at > BLOCK_WORDS else 32)
+
+    def __call__(self, *arrays: Array) -> tuple[Array, ...]:
+        """Run the program: inputs in its order, outputs in its order."""
+        values = dict(zip(self.program.inputs, arrays, strict=True))
+        scalars = [values[n].reshape(-1).astype(jnp.int32) for n in self.offsets]
+        flat = jnp.concatenate([*scalars, jnp.zeros(0, jnp.int32)])
+        flat = jnp.pad(flat, (0, self.scalar_count - flat.shape[0]))
+        words = jnp.asarray(np.asarray(self.encoded.words, np.int32))
+        ins = [to_physical(self.layouts[b.name], values[b.name]) for b in self.inputs]
+        refs = [
+            jax.new_ref(to_physical(self.layouts[b.name], values[b.name]))
+            for b in self.states
+        ]
+        temps = self._kernel()(words, flat, *ins, *refs)
+        results = dict(zip((b.name for b in self.temps), temps, strict=True))
+        results |= {
+            b.name: jax.freeze(r) for b, r in zip(self.states, refs, strict=True)
+        }
+        return tuple(self._output(o, values, results) for o in self.program.outputs)
+
+    def _output(
+        self, o: Output, inputs: Mapping[str, Array], results: Mapping[str, Array]
+    ) -> Array:
+        if o.buffer not in results:
+            return inputs[o.buffer]
+        whole = from_physical(self.layouts[o.buffer], results[o.buffer])
+        return whole if o.layer is None else whole[o.layer]
+
+    def _kernel(self) -> Callable[..., Any]:
+        plan = self.plan
+        shapes = [
+            jax.ShapeDtypeStruct(self.layouts[b.name].shape, jnp.dtype(b.dtype))
+            for b in self.temps
+        ]
+        params = plgpu.CompilerParams(
+            lowering_semantics=mgpu.core.LoweringSemantics.Lane
+        )
+        barrier = plgpu.Barrier
+        arrivals = self._arrivals()
+        length = len(self.encoded.words[0])
+        return plgpu.kernel(
+            self._body,
+            out_type=shapes,
+            grid=(len(self.encoded.words),),
+            grid_names=("sm",),
+            num_threads=4,
+            thread_name="role",
+            compiler_params=params,
+            interpret=self.interpret or False,
+            scratch_types=[
+                plgpu.SMEM((length,), jnp.int32),
+                plgpu.SMEM((self.scalar_count,), jnp.int32),
+                barrier(num_arrivals=len(list(self._preamble()))),
+                barrier(num_arrivals=arrivals[0], num_barriers=plan.ring),
+                barrier(num_barriers=plan.ring),
+                barrier(num_arrivals=arrivals[1], num_barriers=plan.arena_slots),
+                barrier(num_barriers=plan.arena_slots),
+                barrier(num_barriers=plan.staging_slots),
+                barrier(num_barriers=plan.staging_slots),
+                barrier(),
+            ],
+        )
+
+    def _arrivals(self) -> tuple[int, int]:
+        """Arrivals of a page and of the resident operands of a task."""
+        pages = [s.page[1] // 64 for c in self.codes for s in c.streams]
+        residents = [
+            sum(
+                len(loads(b, self.layouts[b.operand.access.buffer], lambda e: 0))
+                for b in c.residents
+            )
+            for c in self.codes
+        ]
+        return max([1, *pages]), max([1, *residents])
+
+    def _preamble(self) -> Iterator[tuple[int, int, int]]:
+        """(which, start, size) of the copies of words and scalars."""
+        for which, n in enumerate((len(self.encoded.words[0]), self.scalar_count)):
+            for at in range(0, n, BLOCK_WORDS):
+                yield which, at, min(BLOCK_WORDS, n - at)
+
+    def _page_rows(self) -> list[int]:
+        """Rows of the views of the ring."""
+        pages = {s.page[0] for c in self.codes for s in c.streams}
+        return sorted({roles.slot_rows(rows) for rows in pages} or {64})
+
+    def _memory_types(self) -> list[Any]:
+        plan = self.plan
+        rows = self._page_rows()
+        chunks = plan.page_bytes // (64 * 2)
+        ring = [
+            plgpu.SMEM(
+                (plan.ring, chunks // r, r, 64), jnp.bfloat16, transforms=transforms
+            )
+            for transforms in (TILED, RAW)
+            for r in rows
+        ]
+        arena = [
+            [resident_types(b, plan.arena_slots) for b in c.residents]
+            for c in self.codes
+        ]
+        staging = [
+            [
+                result_types(
+                    b, self.layouts[b.operand.access.buffer], plan.staging_slots
+                )
+                for b in c.results
+            ]
+            for c in self.codes
+        ]
+        scratch = [[_scratch_type(s, c.columns) for s in c.scratch] for c in self.codes]
+        return [
+            plgpu.RefUnion(*ring),
+            _union(
+                [[t for t, _ in g] for g in arena], [[r for _, r in g] for g in arena]
+            ),
+            _union(
+                [[t for t, _ in g] for g in staging],
+                [[r for _, r in g] for g in staging],
+            ),
+            _union(scratch, []),
+        ]
+
+    def _body(self, words_gmem: Ref, scalars_gmem: Ref, *refs: Ref) -> None:
+        names = [b.name for b in (*self.inputs, *self.states, *self.temps)]
+        arrays = dict(zip(names, refs, strict=False))
+        words, scalars, start, *barriers = refs[len(names) :]
+        role, sm = lax.axis_index("role"), lax.axis_index("sm")
+
+        @pl.when(role == LOADER)
+        def _() -> None:
+            sources = (words_gmem.at[sm], scalars_gmem)
+            for which, at, size in self._preamble():
+                span = pl.ds(at, size)
+                target = (words, scalars)[which].at[span]
+                plgpu.copy_gmem_to_smem(sources[which].at[span], target, start)
+
+        plgpu.barrier_wait(start)
+        counters = None
+        if self.interpret is None:
+            count = max(self.encoded.events, 1)
+            events = pl.get_global(plgpu.SemaphoreType.REGULAR((count,)))
+            counters = Counters(events)
+
+        def scoped(ring: Any, arena: Any, staging: Any, scratch: Any) -> None:
+            self._roles(
+                arrays,
+                words,
+                scalars,
+                barriers,
+                counters,
+                ring,
+                arena,
+                staging,
+                scratch,
+            )
+
+        pl.run_scoped(scoped, *self._memory_types(), collective_axes="role")
+
+    def _roles(
+        self,
+        arrays: dict[str, Ref],
+        words: Ref,
+        scalars: Ref,
+        barriers: Sequence[Ref],
+        counters: Counters | None,
+        ring: Sequence[Ref],
+        arena: Sequence[Any],
+        staging: Sequence[Any],
+        scratch: Sequence[Any],
+    ) -> None:
+        n, rows = len(self.codes), self._page_rows()
+        memory = roles.Memory(
+            arrays,
+            words,
+            scalars,
+            dict(zip(rows, ring[: len(rows)], strict=True)),
+            dict(zip(rows, ring[len(rows) :], strict=True)),
+            arena[:n],
+            arena[n : 2 * n],
+            scratch[:n],
+            staging[:n],
+            staging[n : 2 * n],
+            *barriers,
+        )
+        plan = self.plan
+        kernel = roles.Kernel(
+            self.codes,
+            self.encoded.stride,
+            self.offsets,
+            plan.ring,
+            plan.in_flight,
+            plan.arena_slots,
+            plan.staging_slots,
+            *self._arrivals(),
+            memory,
+            counters,
+        )
+        table = {
+            CONSUMER: roles.consumer,
+            LOADER: roles.loader,
+            FETCHER: roles.fetcher,
+            STORER: roles.storer,
+        }
+        role = lax.axis_index("role")
+        for number, run in table.items():
+
+            @pl.when(role == number)
+            def _(run: Callable[[roles.Kernel], None] = run) -> None:
+                if self.interpret is None:
+                    more = "increase" if run is roles.consumer else "decrease"
+                    plgpu.set_max_registers(REGISTERS[run.__name__], action=more)
+                run(kernel)
+
+
+def _scratch_type(s: Any, columns: int) -> Any:
+    padded = round_up(s.features, 64)
+    if s.use == "roll":
+        return plgpu.SMEM((2 * padded, columns), jnp.float32)
+    return plgpu.SMEM((columns, padded), jnp.bfloat16, transforms=TILED)
+
+
+def _union(tiled: list[list[Any]], raw: list[list[Any]]) -> Any:
+    """One memory for all kinds; a kind that needs none gets a little."""
+    little = plgpu.SMEM((32,), jnp.int32)
+    return plgpu.RefUnion(*[group or [little] for group in (*tiled, *raw)])
+
+
+def _scalar_reads(code: Code) -> Iterator[str]:
+    """Integer inputs whose elements the index expressions of a kind read."""
+    for o in (*code.operands, *(b.operand for b in code.results)):
+        yield from _access_reads(o.access)
+        if o.param.use == "scalar":
+            yield o.access.buffer
+
+
+def _access_reads(access: Access) -> Iterator[str]:
+    for axis in access.axes:
+        yield from axis.start.reads
+        if axis.extent is not None:
+            yield from axis.extent.reads
+
+
+def build(plan: KernelPlan, interpret: Any = None) -> Launcher:
+    """The planned program as a function of its inputs, usable under jax.jit."""
+    return Launcher(plan, interpret)

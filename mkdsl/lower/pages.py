@@ -1,0 +1,107 @@
+"""Shapes and bytes of blocks in shared memory.
+
+What it does: says how a tile, a vector and a page of a stream lie in shared memory, so
+that decompose, plan_pages and the emitter agree on every byte.
+Needs: tasks whose tiles are [columns, features].
+Guarantees: every block starts at a multiple of ALIGNMENT; a page of a stream has a
+multiple of 64 features and never more bytes than a slot of the ring.
+Why it is correct: streamed rows are the M side of wgmma (multiples of 64), columns its
+N side (multiples of 8); a 128-byte swizzle repeats every 1024 bytes.
+Cost: arithmetic.
+Source: gpu_facts.md, "One orientation for everything".
+"""
+
+import math
+from collections.abc import Sequence
+
+from mkdsl.lang.program import ITEM_BYTES, Dot, Fold, Stream, TaskDef
+from mkdsl.lower.ir import Kind
+
+# Swizzle 128 repeats after 8 rows of 128 bytes; Mosaic aligns buffers alike.
+ALIGNMENT = 1024
+# Columns beyond 256 need several copies: one asynchronous copy takes at most 256
+# elements along each dimension (gpu_facts.md, pitfalls).
+MAX_PAGE_COLUMNS = 256
+# Streams are operands of wgmma: 16 bit.
+STREAM_ITEM_BYTES = 2
+
+
+def round_up(value: int, multiple: int) -> int:
+    """The least multiple of `multiple` that is at least `value`."""
+    return -(-value // multiple) * multiple
+
+
+def aligned(size: int) -> int:
+    """Bytes that a block of `size` bytes takes among aligned blocks."""
+    return round_up(size, ALIGNMENT)
+
+
+def dot_page(rows: int, depth: int, page_bytes: int) -> tuple[int, int]:
+    """(rows, columns) of one page of a streamed [rows, depth] operand.
+
+    Columns count along depth; 0 columns say that not even 64 of them fit.
+
+    >>> dot_page(64, 2048, 32768)
+    (64, 256)
+    >>> dot_page(100, 2048, 32768)
+    (128, 128)
+    >>> dot_page(16, 100, 32768)
+    (64, 128)
+    """
+    rows = round_up(rows, 64)
+    fit = page_bytes // (rows * STREAM_ITEM_BYTES) // 64 * 64
+    return rows, min(fit, MAX_PAGE_COLUMNS, round_up(depth, 64))
+
+
+def tile_bytes(columns: int, features: int, dtype: str) -> int:
+    """Bytes of a [columns, features] tile: 16-bit ones as [columns, features] with a
+    swizzle, others as [features, columns]."""
+    columns, item = round_up(columns, 8), ITEM_BYTES[dtype]
+    if item == 2 or features > 1:
+        features = round_up(features, 64)
+    return aligned(columns * features * item)
+
+
+def vector_bytes(features: int, dtype: str) -> int:
+    """Bytes of a vector that is the same for every column."""
+    return aligned(round_up(features, 64) * ITEM_BYTES[dtype])
+
+
+def columns_features(shape: Sequence[int]) -> tuple[int, int]:
+    """A tile's shape as (columns, features); one number is columns of one feature."""
+    return (shape[0], math.prod(shape[1:])) if shape else (1, 1)
+
+
+def accumulators(task: TaskDef) -> tuple[tuple[tuple[int, int], str], ...]:
+    """((columns, features), dtype) of each value that crosses the cut of a task."""
+    if task.cut == "dot":
+        dots = (s for s in task.streams if isinstance(s, Dot))
+        return tuple(((task.columns, dot.rows), "float32") for dot in dots)
+    if task.cut == "fold":
+        folds = (s for s in task.streams if isinstance(s, Fold))
+        carries = (carry for fold in folds for carry in fold.carries)
+        return tuple((columns_features(shape), dtype) for shape, dtype in carries)
+    return ()
+
+
+def stream_operands(stream: Stream) -> tuple[int, ...]:
+    """The parameters that pass through pages."""
+    return (stream.rhs,) if isinstance(stream, Dot) else stream.operands
+
+
+def kind_streams(kind: Kind) -> tuple[Stream, ...]:
+    """The streams of a task that this kind of it reads."""
+    has = set(kind.operands)
+    return tuple(s for s in kind.task.streams if has.issuperset(stream_operands(s)))
+
+
+def stream_page(kind: Kind, stream: Stream, page_bytes: int) -> tuple[int, int]:
+    """(rows, features) of one page of each operand of a stream, as this kind reads it:
+    a partial kind has a part of the depth."""
+    shapes = [
+        kind.ins[kind.operands.index(operand)].shape
+        for operand in stream_operands(stream)
+    ]
+    if isinstance(stream, Dot):
+        return dot_page(stream.rows, shapes[0][-1], page_bytes)
+    return stream.block, round_up(max(shape[-1] for shape in shapes), 64)

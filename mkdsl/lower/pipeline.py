@@ -1,0 +1,182 @@
+"""The compiler on one screen: a Program goes in, a KernelPlan comes out.
+
+What it does: runs the passes in order and verifies every stage.
+Needs: a traced Program.
+Guarantees: a returned plan has been proved free of deadlocks and races (verify.py).
+Why it is correct: verifiers share no code with passes and check the needs that
+`dependences` found, at every later stage.
+Cost: linear or nearly so in tasks and waits; the step of Llama-3.2-1B takes about a
+second on one core.
+Source: the list of named rewrites of tinygrad, the dump callback of xDSL.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from mkdsl.lang.program import Program
+from mkdsl.lower.decompose import DecomposeOptions, decompose
+from mkdsl.lower.dependences import find_dependences
+from mkdsl.lower.elide_waits import elide_waits
+from mkdsl.lower.encode import Encoded, encode
+from mkdsl.lower.fuse_events import fuse_events
+from mkdsl.lower.ir import EventGraph, KernelPlan, Schedule, TaskGraph
+from mkdsl.lower.machine import Machine
+from mkdsl.lower.normalize import normalize
+from mkdsl.lower.plan_pages import PageOptions, plan_pages
+from mkdsl.lower.schedule import ScheduleOptions, schedule
+from mkdsl.lower.text import print_program
+from mkdsl.lower.text_schedule import (
+    print_events,
+    print_plan,
+    print_schedule,
+    print_tasks,
+)
+from mkdsl.lower.verify import verify_events
+from mkdsl.lower.verify_graph import verify_program, verify_tasks
+from mkdsl.lower.verify_plan import verify_encoded, verify_plan
+from mkdsl.lower.verify_schedule import verify_schedule
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Options of all passes."""
+
+    decompose: DecomposeOptions = field(default_factory=DecomposeOptions)
+    schedule: ScheduleOptions = field(default_factory=ScheduleOptions)
+    pages: PageOptions = field(default_factory=PageOptions)
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One step: the stage that it makes, how, and how that is checked and printed."""
+
+    stage: str
+    run: Callable[[Any, Machine, Options], Any]
+    verify: Callable[[Any, Machine], None]
+    text: Callable[[Any], str]
+
+
+# fmt: off
+PASSES = (
+    Pass("program", lambda p, m, o: p,
+         lambda p, m: verify_program(p), print_program),
+    Pass("tasks", lambda p, m, o: decompose(p, m, o.decompose),
+         lambda g, m: verify_tasks(g), print_tasks),
+    Pass("dependences", lambda g, m, o: find_dependences(g),
+         lambda g, m: verify_tasks(g), print_tasks),
+    Pass("events", lambda g, m, o: fuse_events(g),
+         lambda e, m: verify_events(e), print_events),
+    Pass("normalized", lambda e, m, o: normalize(e),
+         lambda e, m: verify_events(e), print_events),
+    Pass("schedule", lambda e, m, o: schedule(e, m, o.schedule),
+         lambda s, m: verify_schedule(s, m), print_schedule),
+    Pass("elided", lambda s, m, o: elide_waits(s),
+         lambda s, m: verify_schedule(s, m, "elided"), print_schedule),
+    Pass("pages", lambda s, m, o: plan_pages(s, m, o.pages),
+         lambda p, m: verify_plan(p, m), print_plan),
+)
+# fmt: on
+STAGES = tuple(p.stage for p in PASSES)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What a pass made: `value` is a Program, TaskGraph, .., KernelPlan."""
+
+    name: str
+    value: Program | TaskGraph | EventGraph | Schedule | KernelPlan
+    print_value: Callable[[Any], str]
+
+    def as_text(self) -> str:
+        """The canonical text of the stage."""
+        return self.print_value(self.value)
+
+    def counts(self) -> dict[str, int]:
+        """Its size: tasks, needs, events, waits, longest queue, bytes."""
+        return dict(_counts(self.value))
+
+    def __str__(self) -> str:
+        counts = (f"{number} {what}" for what, number in self.counts().items())
+        return f"{self.name}: {', '.join(counts)}"
+
+
+def run_passes(
+    program: Program, machine: Machine, options: Options | None = None
+) -> Iterator[Stage]:
+    """Every stage of a program in order, each verified before it is given.
+
+    Raises:
+        PlanError: the program does not fit the machine.
+        VerifyError: a stage is not proved.
+    """
+    value: Any = program
+    for step in PASSES:
+        value = step.run(value, machine, options or Options())
+        step.verify(value, machine)
+        yield Stage(step.stage, value, step.text)
+
+
+def compile_program(
+    program: Program,
+    machine: Machine,
+    options: Options | None = None,
+    dump: Callable[[Stage], object] | None = None,
+) -> KernelPlan:
+    """The verified plan of a program.
+
+    Args:
+        dump: called with every stage, e.g. `print` for one line of sizes each.
+
+    Raises:
+        PlanError: the program does not fit the machine.
+        VerifyError: a stage is not proved.
+    """
+    value: Any = None
+    for stage in run_passes(program, machine, options):
+        value = stage.value
+        if dump is not None:
+            dump(stage)
+    return value
+
+
+def encode_plan(plan: KernelPlan) -> Encoded:
+    """The instruction words of a plan, read back and compared with it.
+
+    Raises:
+        PlanError: a number does not fit in a word.
+        VerifyError: the words do not say what the plan says.
+    """
+    encoded = encode(plan)
+    verify_encoded(plan, encoded)
+    return encoded
+
+
+def _counts(value: object) -> Iterator[tuple[str, int]]:
+    match value:
+        case Program():
+            yield "buffers", len(value.buffers)
+            yield "calls", sum(1 for _ in value.instances())
+        case TaskGraph():
+            yield "kinds", len(value.kinds)
+            yield "tasks", len(value.tasks)
+            if value.needs:
+                yield "needs", sum(map(len, value.needs))
+                sizes = [len(d.members) for d in value.dep_sets]
+                edges = (sizes[n.deps] for needs in value.needs for n in needs)
+                yield "edges", sum(edges)
+        case EventGraph():
+            yield "tasks", len(value.graph.tasks)
+            yield "events", len(value.events)
+            yield "waits", sum(map(len, value.waits))
+            yield "most waits", max(map(len, value.waits), default=0)
+        case Schedule():
+            yield from _counts(value.events)
+            yield "SMs", len(value.queues)
+            yield "longest queue", max(map(len, value.queues), default=0)
+        case KernelPlan():
+            yield from _counts(value.schedule)
+            yield "pages", value.ring
+            yield "smem bytes", value.smem_bytes
+        case _:
+            return

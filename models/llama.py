@@ -1,0 +1,193 @@
+"""Llama 3: configuration and forward pass in plain JAX.
+
+The forward pass is the oracle of the megakernel and its prefill. `params` is the tree
+of `leaves(config)`; ids are int32 [B, T], padded on the right, `lengths` int32 [B] the
+numbers of real ids. Arithmetic is in the dtype of the parameters.
+"""
+
+# The annotations of jax have gaps, on which strict pyright insists.
+# pyright: reportUnknownMemberType=false
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from models import rope
+from models.cache import KVCache, append, check_room
+from models.config import HFConfig, Rope, choice, common_fields, number, read_rope
+from models.params import Leaf, Params, decoder_leaves
+from models.reference import (
+    Past,
+    attention,
+    embed,
+    heads,
+    jit_model,
+    last_real,
+    linear,
+    logits,
+    no_cache,
+    rms_normalize,
+    scan_layers,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaConfig:
+    """Sizes and constants of a Llama model.
+
+    Attributes:
+        vocab_size: Rows of the embedding (V).
+        hidden_size: Width of the residual stream (h).
+        intermediate_size: Width inside the MLP (I).
+        num_layers: Decoder layers (L).
+        num_heads: Query heads (H), a multiple of `num_kv_heads`.
+        num_kv_heads: Key and value heads (KV).
+        head_dim: Features per head (D), even.
+        norm_eps: Added to the mean square in every norm.
+        tied: Whether the head is the embedding.
+        max_length: Longest context the model was made for, in tokens.
+        rope: Rotary position embedding.
+        bos_id: Token that starts a text, if any.
+        eos_ids: Tokens that end one.
+        dtype: Dtype of the checkpoint.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    norm_eps: float
+    tied: bool
+    max_length: int
+    rope: Rope = field(kw_only=True)
+    bos_id: int | None = None
+    eos_ids: tuple[int, ...] = ()
+    dtype: str = "bfloat16"
+
+    @classmethod
+    def from_hf(cls, config: HFConfig) -> "LlamaConfig":
+        """Read a parsed `config.json`.
+
+        Raises:
+            ConfigError: A key is missing, or its value is not supported.
+        """
+        choice(config, "hidden_act", ("silu", "swish"))
+        key = (
+            "rope_scaling"
+            if config.get("rope_parameters") is None
+            else ("rope_parameters")
+        )
+        theta = number(config, "rope_theta", 10_000.0)
+        return cls(
+            **common_fields(config, tied=False),
+            rope=read_rope(config.get(key), config, theta, key=key),
+        )
+
+
+def leaves(config: LlamaConfig) -> tuple[Leaf, ...]:
+    """List the parameters."""
+    norms = {"input_norm": "input_layernorm", "post_norm": "post_attention_layernorm"}
+    return decoder_leaves(config, norms, gain_mean=1.0)
+
+
+def rope_frequencies(config: LlamaConfig) -> rope.Frequencies:
+    """Inverse frequencies of every layer, float32 [D / 2]; see `rope.frequencies`."""
+    return rope.frequencies(config.rope, config.head_dim)
+
+
+@jit_model
+def forward(
+    config: LlamaConfig, params: Params, ids: jax.Array, lengths: jax.Array
+) -> jax.Array:
+    """Score every position.
+
+    Returns:
+        float32 [B, T, V]; row t is what follows token t. Padding positions hold finite
+        numbers without meaning.
+    """
+    cache = no_cache(config, ids.shape[0], params["embed"].dtype)
+    x, _ = _run(config, params, cache, ids, lengths)
+    return logits(x, _head(params))
+
+
+def prefill(
+    config: LlamaConfig,
+    params: Params,
+    cache: KVCache,
+    ids: jax.Array,
+    lengths: jax.Array,
+) -> tuple[jax.Array, KVCache]:
+    """Read tokens behind those that the cache holds, all rows at once.
+
+    A long prompt may come in pieces, and T = 1 is a decode step. To reuse the buffers
+    of the cache: `jax.jit(prefill, static_argnums=0, donate_argnums=2)`.
+
+    Returns:
+        Logits after each row's last token, float32 [B, V] (no meaning where the length
+        is 0), and the longer cache.
+
+    Raises:
+        ValueError: The cache has too few slots. Under `jax.jit` it cannot be raised;
+            see `KVCache.lengths`.
+    """
+    check_room(cache, lengths)
+    return _prefill(config, params, cache, ids, lengths)
+
+
+@jit_model
+def _prefill(
+    config: LlamaConfig,
+    params: Params,
+    cache: KVCache,
+    ids: jax.Array,
+    lengths: jax.Array,
+) -> tuple[jax.Array, KVCache]:
+    x, new = _run(config, params, cache, ids, lengths)
+    cache = append(cache, new.k, new.v, lengths)
+    return logits(last_real(x, lengths), _head(params)), cache
+
+
+def _head(params: Params) -> jax.Array:
+    return params.get("head", params["embed"])
+
+
+def _norm(config: LlamaConfig, x: jax.Array, gain: jax.Array) -> jax.Array:
+    """Normalise in float32, round, then multiply by the gain."""
+    return rms_normalize(x, config.norm_eps).astype(x.dtype) * gain
+
+
+def _silu(x: jax.Array) -> jax.Array:
+    return jax.nn.silu(x.astype(jnp.float32)).astype(x.dtype)
+
+
+def _run(
+    config: LlamaConfig,
+    params: Params,
+    cache: KVCache,
+    ids: jax.Array,
+    lengths: jax.Array,
+) -> tuple[jax.Array, Past]:
+    """Final hidden states [B, T, h], normed, and new keys and values."""
+    x = embed(params["embed"], ids, lengths)
+    positions = cache.lengths[:, None] + jnp.arange(ids.shape[1])
+    cos, sin = rope.tables(positions, rope_frequencies(config), x.dtype)
+
+    def layer(x: jax.Array, p: Params, past: Past, _: Any) -> tuple[jax.Array, Past]:
+        n = _norm(config, x, p["input_norm"])
+        q = rope.rotate(heads(linear(n, p["q"]), config.head_dim), cos, sin)
+        k = rope.rotate(heads(linear(n, p["k"]), config.head_dim), cos, sin)
+        new = Past(k, heads(linear(n, p["v"]), config.head_dim))
+        scale = config.head_dim**-0.5
+        a = attention(q, new, past, cache.lengths, scale=scale)
+        x = x + linear(a, p["o"])
+        n = _norm(config, x, p["post_norm"])
+        h = _silu(linear(n, p["gate"])) * linear(n, p["up"])
+        return x + linear(h, p["down"]), new
+
+    x, new = scan_layers(layer, x, params["layers"], cache)
+    return _norm(config, x, params["norm"]), new

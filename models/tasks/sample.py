@@ -1,0 +1,53 @@
+"""From token to activation and from activation to token."""
+
+from typing import Any
+
+import jax.numpy as jnp
+
+import mkdsl as mk
+from models.tasks.norm import rms_norm
+
+Array = Any
+NO_INDEX = 2**31 - 1
+
+
+@mk.task
+def embed(row: Array, *, scale: float) -> Array:
+    """row * scale, the scale rounded to the dtype of the row.
+
+    row: [1, F] -> [1, F].
+    """
+    return row if scale == 1.0 else row * jnp.asarray(scale, row.dtype)
+
+
+@mk.task
+def logits(x: Array, gain: Array, w: Array, *, eps: float, unit_offset: bool) -> Array:
+    """rms_norm(x) @ w.T in float32.
+
+    x: [B, h], gain: [h], w: [R, h] -> [B, R] float32.
+    """
+    return mk.dot(rms_norm(x, gain, eps, unit_offset=unit_offset), w)
+
+
+@mk.task
+def best(
+    x: Array, gain: Array, w: Array, *, eps: float, unit_offset: bool
+) -> tuple[Array, Array]:
+    """Largest logit of a block of the vocabulary and its token, lowest on ties.
+
+    x: [B, h], gain: [h], w: [R, h] -> value [B, 1] float32, token [B, 1] int32.
+    """
+    y = mk.dot(rms_norm(x, gain, eps, unit_offset=unit_offset), w)
+    y = jnp.where(mk.valid(w, 0), y, -jnp.inf)
+    token = jnp.argmax(y, axis=-1) + mk.program_id(0) * w.shape[0]
+    return jnp.max(y, axis=-1)[:, None], token[:, None].astype(jnp.int32)
+
+
+@mk.task
+def pick(values: Array, tokens: Array) -> Array:
+    """Token of the largest value, lowest token on ties.
+
+    values: [B, T] float32, tokens: [B, T] int32 -> [B, 1] int32.
+    """
+    top = jnp.max(values, axis=-1, keepdims=True)
+    return jnp.min(jnp.where(values == top, tokens, NO_INDEX), axis=-1)[:, None]
