@@ -28,6 +28,7 @@ from mkdsl.lang.expr import cdiv, maximum, minimum
 from mkdsl.lang.primitives import dot, fold, program_id, roll, valid
 from mkdsl.lang.task import task
 from mkdsl.lang.trace import scan
+from mkdsl.runtime.launch import megakernel
 
 __all__ = [
     "Array",
@@ -49,6 +50,7 @@ __all__ = [
     "ds",
     "fold",
     "maximum",
+    "megakernel",
     "minimum",
     "program_id",
     "roll",

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-_OURS = str(Path(__file__).resolve().parent)
+OURS = str(Path(__file__).resolve().parent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ def caller() -> SrcInfo:
     while frame is not None:
         name = frame.f_code.co_filename
         foreign = "/jax/" in name or "/jaxlib/" in name or name.startswith("<")
-        if not name.startswith(_OURS) and not foreign and "functools" not in name:
+        if not name.startswith(OURS) and not foreign and "functools" not in name:
             return SrcInfo(name, frame.f_lineno)
         frame = frame.f_back
     return NO_SRC

@@ -15,7 +15,7 @@ from typing import Any
 from jax._src import core
 from jax._src import source_info_util as source_info
 
-from mkdsl.errors import NO_SRC, SrcInfo
+from mkdsl.errors import NO_SRC, OURS, SrcInfo
 from mkdsl.lang.primitives import dot_p, fold_p
 from mkdsl.lang.program import Cut
 
@@ -65,8 +65,10 @@ def is_literal(v: Any) -> bool:
 
 def line_of(equation: Equation) -> SrcInfo:
     """The user's line that an equation came from."""
-    frame = source_info.user_frame(equation.source_info.traceback)
-    return SrcInfo(frame.file_name, frame.start_line) if frame else NO_SRC
+    for frame in source_info.user_frames(equation.source_info.traceback):
+        if not frame.file_name.startswith(OURS):
+            return SrcInfo(frame.file_name, frame.start_line)
+    return NO_SRC
 
 
 def flatten(jaxpr: Any) -> Any:
@@ -99,7 +101,8 @@ def flatten(jaxpr: Any) -> Any:
         return seen[key]
 
     outs = walk(jaxpr, {v: v for v in jaxpr.invars})
-    return jaxpr.replace(eqns=equations, outvars=outs, debug_info=None)
+    names = jaxpr.debug_info.with_unknown_names()
+    return jaxpr.replace(eqns=equations, outvars=outs, debug_info=names)
 
 
 def needed(

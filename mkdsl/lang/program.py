@@ -165,10 +165,12 @@ class Scratch:
 
     `operand`: a computed left side of mk.dot, 16-bit, [columns, features].
     `roll`: the tile of an mk.roll, twice, 32-bit, [2 * features, columns].
+    after_cut: the part of the body after the cut needs it, not the part before.
     """
 
     use: Literal["operand", "roll"]
     features: int
+    after_cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,10 @@ expressed in one shape, the common refinement of all views: [B, KV*G*D] and
 it is aligned (whole heads, or a piece of one head); otherwise the region is a cover of
 it, and says so.
 
-Proofs are of linear inequalities: `least(e)` is a number that e never falls below,
-given that scalars and variables are never negative, min(a, b) <= a, max(a, b) >= a and
-c*(a // c) in (a - c, a]. Nothing here needs the values of run-time scalars, so what is
-proved holds at every length.
+Bounds are compared by the proofs of bounds.py, without the values of run-time scalars:
+what is proved holds at every length.
 
-Cost: linear in the dimensions for constants; 2**(number of min and max) otherwise.
+Cost: linear in the dimensions for constants.
 Source: the role of the affine sets of Exo (exo/analysis) with only what cell-shaped
 accesses need.
 """
@@ -25,11 +23,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from mkdsl.lang.expr import Expr, ExprLike, Op, expr, maximum, minimum
+from mkdsl.lang.bounds import at_most
+from mkdsl.lang.expr import Expr, ExprLike, expr, maximum, minimum
 from mkdsl.lang.program import Access, Axis, Buffer
 
 Meeting = Literal["disjoint", "overlap", "maybe"]
-INFINITY = math.inf
 
 
 class Interval(NamedTuple):
@@ -79,73 +77,7 @@ class Region:
     @property
     def is_empty(self) -> bool:
         """True if the region provably holds no element."""
-        return any(_at_most(i.hi, i.lo) for i in self.box)
-
-
-# ---------------------------------------------------------------- inequalities
-
-
-def least(value: ExprLike) -> float:
-    """A number that the value never falls below; -inf if none is known."""
-    if isinstance(value, int):
-        return value
-    ops = [(a, k) for a, k in value.terms if isinstance(a, Op)]
-    for atom, k in ops:
-        if atom.name not in ("min", "max"):
-            continue
-        rest = value - Expr(0, ((atom, k),))
-        sides = least(rest + atom.left * k), least(rest + atom.right * k)
-        # k*min(a, b) with k < 0 is the larger of k*a and k*b: either bound will do.
-        either = (atom.name == "min") == (k < 0)
-        return max(sides) if either else min(sides)
-    for atom, k in ops:
-        if atom.name == "//" and atom.right.is_constant and atom.right.constant > 0:
-            rest = value - Expr(0, ((atom, k),))
-            low, high = _range_of(atom)
-            alone = least(rest) + k * (low if k > 0 else high)
-            return max(alone, _least_without_floor(rest, atom, k))
-    return _least_of_terms(value)
-
-
-def _least_without_floor(rest: Expr, atom: Op, k: int) -> float:
-    """The bound by c*(a // c) <= a, or >= a - (c - 1), if c divides k."""
-    c = atom.right.constant
-    if k % c:
-        return -INFINITY
-    linear = atom.left if k < 0 else atom.left - (c - 1)
-    return least(rest + linear * (k // c))
-
-
-def _least_of_terms(value: Expr) -> float:
-    total: float = value.constant
-    for atom, k in value.terms:
-        low, high = _range_of(atom) if isinstance(atom, Op) else (0.0, INFINITY)
-        total += k * (low if k > 0 else high)
-    return total
-
-
-def _range_of(atom: Op) -> tuple[float, float]:
-    """Bounds of //, %, min or max."""
-    left = least(atom.left), -least(-atom.left)
-    right = least(atom.right), -least(-atom.right)
-    if atom.name == "min":
-        return min(left[0], right[0]), min(left[1], right[1])
-    if atom.name == "max":
-        return max(left[0], right[0]), max(left[1], right[1])
-    if not atom.right.is_constant or atom.right.constant < 1:
-        return -INFINITY, INFINITY
-    c = atom.right.constant
-    if atom.name == "%":
-        return 0, c - 1
-    low, high = (x if math.isinf(x) else x // c for x in left)
-    return low, high
-
-
-def _at_most(left: ExprLike, right: ExprLike) -> bool:
-    """True if left <= right is proved."""
-    if isinstance(left, int) and isinstance(right, int):
-        return left <= right
-    return least(right - left) >= 0
+        return any(at_most(i.hi, i.lo) for i in self.box)
 
 
 # ------------------------------------------------------------- algebra of regions
@@ -191,12 +123,12 @@ def overlap(a: Region, b: Region, memo: Memo | None = None) -> Meeting:
 
 def _apart(x: Interval, y: Interval) -> bool:
     """True if two intervals provably share no element."""
-    return any(_at_most(hi, lo) for hi in (x.hi, y.hi) for lo in (x.lo, y.lo))
+    return any(at_most(hi, lo) for hi in (x.hi, y.hi) for lo in (x.lo, y.lo))
 
 
 def _touch(x: Interval, y: Interval) -> bool:
     """True if two intervals provably share an element."""
-    return all(_at_most(lo + 1, hi) for lo in (x.lo, y.lo) for hi in (x.hi, y.hi))
+    return all(at_most(lo + 1, hi) for lo in (x.lo, y.lo) for hi in (x.hi, y.hi))
 
 
 def contains(outer: Region, inner: Region) -> bool:
@@ -204,7 +136,7 @@ def contains(outer: Region, inner: Region) -> bool:
     if outer.buffer != inner.buffer or outer.shape != inner.shape:
         raise ValueError(f"{outer} and {inner} do not count in one shape")
     return outer.exact and all(
-        _at_most(x.lo, y.lo) and _at_most(y.hi, x.hi)
+        at_most(x.lo, y.lo) and at_most(y.hi, x.hi)
         for x, y in zip(outer.box, inner.box, strict=True)
     )
 
@@ -296,17 +228,9 @@ class AccessRegions:
         ]
         self._bounds: list[dict[tuple[int, ...], Bounds]] = [{} for _ in self._groups]
         self.variables = tuple(sorted({v for names, _ in self._groups for v in names}))
-        self._regions: dict[tuple[int, ...], Region] = {}
 
     def at(self, env: Env) -> Region:
         """The region where the variables have these values."""
-        key = tuple([env[v] for v in self.variables])
-        known = self._regions.get(key)
-        if known is None:
-            known = self._regions[key] = self._make(env)
-        return known
-
-    def _make(self, env: Env) -> Region:
         box: tuple[Interval, ...] = ()
         exact = True
         for (names, make), memo in zip(self._groups, self._bounds, strict=True):

@@ -10,7 +10,7 @@ import functools
 import hashlib
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -165,7 +165,7 @@ def _describe(
         results=results,
         columns=columns,
         streams=streams,
-        scratch=scratch_of(body.equations, body.invars, columns),
+        scratch=_scratch(body, columns),
         cut=body.cut,
         before=tuple(sorted(body.operands(body.before, cut_ins))),
         after=tuple(sorted(body.operands(body.after, body.outvars))),
@@ -275,6 +275,21 @@ def _result(v: Any, env: dict[Any, Role], i: int, name: str, src: SrcInfo) -> Pa
         shape = (shape[0], 1) if role.kind == "column" else (1, *shape)
     use: Use = "vector" if role.kind == "vector" and shape[0] == 1 else "tile"
     return Param(f"result {i}", shape, dtype, use)
+
+
+def _scratch(body: Body, columns: int) -> tuple[Scratch, ...]:
+    if body.cut == "none":
+        return scratch_of(body.equations, body.invars, columns)
+    before = (*body.before, *body.cut_equations)
+    merges = [e.params["merge"] for e in body.cut_equations if e.primitive is fold_p]
+    after = [e for m in merges for e in m.eqns] + list(body.after)
+    return (
+        *scratch_of(before, body.invars, columns),
+        *(
+            replace(s, after_cut=True)
+            for s in scratch_of(after, body.invars, columns)
+        ),
+    )
 
 
 def scratch_of(

@@ -6,8 +6,8 @@ Needs: kinds as decompose makes them; a Machine.
 Guarantees: bytes are upper bounds (a run-time extent counts as its largest value).
 Why it is correct: decoding is bound by reading, so a task takes the time to read its
 streams and operands at its SM's share of the read bandwidth. Operands that many tasks
-share come from L2, but through the same port of the SM; they count in full, which fits
-the measured 593 us of a step whose weights alone need 537.
+share come from L2, but through the same port of the SM; that they count in full is an
+assumption, consistent with the measured 593 us of a step whose weights alone need 537.
 Cost: linear in the accesses of a kind; n log(sms) for a stage.
 Source: gpu_facts.md, measured on an NVIDIA H200, 2026-11-29.
 """
@@ -68,11 +68,10 @@ def stage_ns(tasks: Iterable[tuple[int, float]], machine: Machine) -> float:
     """
     ends = [0.0] * machine.sms
     for number, ns in sorted(tasks, key=lambda t: -t[1]):
-        if ns <= 0:
-            continue
-        rounds, rest = divmod(number, machine.sms)
+        # While all SMs are level, whole rounds keep them so.
+        level = ends[0] == max(ends)
+        rounds, rest = divmod(number, machine.sms) if level else (0, number)
         ends = [end + rounds * ns for end in ends]
-        heapq.heapify(ends)
         for _ in range(rest):
             heapq.heapreplace(ends, ends[0] + ns)
     return max(ends)

@@ -16,7 +16,7 @@ Source: docs/decisions (memory layouts); CUDA driver API, cuTensorMapEncodeTiled
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from mkdsl.errors import PlanError
@@ -106,12 +106,19 @@ def handed_on(kind: Kind) -> tuple[Param, ...]:
 def operands(kind: Kind) -> tuple[Operand, ...]:
     """Operands of a kind in the order of `kind.ins`."""
     own = [kind.task.params[i] for i in kind.operands]
-    found = [Operand(p, a) for p, a in zip(own, kind.ins, strict=False)]
+    found = [Operand(_seen(p, a), a) for p, a in zip(own, kind.ins, strict=False)]
     if kind.mode == "combine":
         rest = kind.ins[len(own) :]
         pairs = zip(handed_on(kind), rest, strict=True)
         found += [Operand(p, a, kind.parts) for p, a in pairs]
     return tuple(found)
+
+
+def _seen(param: Param, access: Access) -> Param:
+    """The parameter with the features of the access: a part has some of its depth."""
+    if param.use not in ("tile", "vector", "stream") or param.shape[-1] == 1:
+        return param
+    return replace(param, shape=(*param.shape[:-1], access.shape[-1]))
 
 
 def results(kind: Kind) -> tuple[Operand, ...]:
@@ -177,7 +184,11 @@ def _layout(buffer: Buffer, reads: list[Operand], writes: list[Operand]) -> Layo
         outer = [n for i, n in enumerate(view) if i != column]
         features = 1
         if _has_features((reads or writes)[0]):
-            features = round_up(outer.pop(), max(_features(o) for o in writes or reads))
+            features = outer.pop()
+        if features > 1:
+            # Whole blocks: a bulk store is not clipped at an inner dimension.
+            features = round_up(features, max(map(_features, (*reads, *writes))))
+            features = round_up(features, 64)
         pad = 8 if features > 1 else COLUMN_PAD
         shape = (math.prod(outer), features, round_up(view[column], pad))
         return Layout(buffer, view, len(view), column, shape)

@@ -1,7 +1,7 @@
 """The machines that a plan can be made for: sizes and measured speeds.
 
-Every number of H200 was read from the device or measured on it on 2026-11-29 (NVIDIA
-H200, driver 580; docs/measuring.md says how). A new machine is one more constant here.
+The numbers of H200 were read from the device or measured on it on 2026-11-29 (driver
+580; gpu_facts.md). A new machine is one more constant here.
 """
 
 from dataclasses import dataclass

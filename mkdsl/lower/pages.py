@@ -62,6 +62,15 @@ def tile_bytes(columns: int, features: int, dtype: str) -> int:
     return aligned(columns * features * item)
 
 
+def parts_bytes(parts: int, columns: int, features: int, dtype: str) -> int:
+    """Bytes of one accumulator or carry of all parts of a split task: 32-bit, columns
+    padded to 32 where they are single values."""
+    item = ITEM_BYTES[dtype]
+    if features == 1:
+        return aligned(parts * round_up(columns, 32) * item)
+    return aligned(parts * round_up(columns, 8) * round_up(features, 64) * item)
+
+
 def vector_bytes(features: int, dtype: str) -> int:
     """Bytes of a vector that is the same for every column."""
     return aligned(round_up(features, 64) * ITEM_BYTES[dtype])

@@ -29,6 +29,7 @@ from mkdsl.lower.pages import (
     aligned,
     columns_features,
     kind_streams,
+    parts_bytes,
     round_up,
     stream_operands,
     stream_page,
@@ -127,11 +128,16 @@ def _kind_plan(kind: Kind, machine: Machine) -> KindPlan:
         param_bytes(replace(params[operand], shape=access.shape))
         for operand, access in zip(kind.operands, kind.ins, strict=False)
     )
+    if kind.mode == "combine":
+        arena += sum(
+            parts_bytes(kind.parts, *size, dtype)
+            for size, dtype in accumulators(kind.task)
+        )
     results = sum(map(param_bytes, kind.task.results))
     pages = (stream_page(kind, s, machine.page_bytes) for s in kind_streams(kind))
     return KindPlan(
         tuple(pages),
-        arena_bytes=arena + (kind.parts * crossing if kind.mode == "combine" else 0),
+        arena_bytes=arena,
         scratch_bytes=_scratch_bytes(kind),
         staging_bytes=crossing if kind.mode == "partial" else results,
     )
@@ -149,9 +155,11 @@ def param_bytes(param: Param) -> int:
 def _scratch_bytes(kind: Kind) -> int:
     columns, total = kind.task.columns, 0
     for scratch in kind.task.scratch:
+        if kind.mode != "full" and scratch.after_cut != (kind.mode == "combine"):
+            continue
         if scratch.use == "roll":
             total += tile_bytes(columns, 2 * round_up(scratch.features, 64), "float32")
-        elif kind.mode != "combine":  # its dots are before the cut
+        else:
             total += tile_bytes(columns, scratch.features, "bfloat16")
     return total
 

@@ -41,7 +41,8 @@ class Uses:
         """The number of a region of this buffer.
 
         Run-time bounds are told apart by identity: hashing them costs more than the
-        little that merging equal regions of different accesses would save.
+        little that merging equal regions of different accesses would save. The first
+        region of a number is kept, and with it the identities of its bounds.
         """
         box = (i if i.is_constant else id(i) for i in region.box)
         known = self.numbers.setdefault((region.exact, *box), len(self.regions))
@@ -95,16 +96,15 @@ class _Maker:
         self._regions = regions
         self._gate: Gate = gate
         self._uses = uses
-        self._known: dict[int, Touch] = {}
+        self._known: dict[tuple[int, ...], Touch] = {}
 
     def touch(self, env: dict[str, int]) -> Touch:
-        region = self._regions.at(env)
-        # AccessRegions keeps the regions alive, so their identities are their names.
-        known = self._known.get(id(region))
+        key = tuple([env[v] for v in self._regions.variables])
+        known = self._known.get(key)
         if known is None:
+            region = self._regions.at(env)
             number = self._uses.number(region)
-            known = Touch(region.buffer, number, self._gate)
-            self._known[id(region)] = known
+            known = self._known[key] = Touch(region.buffer, number, self._gate)
         return known
 
 

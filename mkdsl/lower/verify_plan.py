@@ -75,7 +75,7 @@ def _check_kind(plan: KernelPlan, kind: Kind, sizes: KindPlan) -> None:
     scratch = [
         s.features * task.columns * (2 if s.use == "operand" else 8)
         for s in task.scratch
-        if s.use == "roll" or kind.mode != "combine"
+        if kind.mode == "full" or s.after_cut == (kind.mode == "combine")
     ]
     parts = (
         ("arena", operands, sizes.arena_bytes, plan.arena_bytes),

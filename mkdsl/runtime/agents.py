@@ -4,12 +4,11 @@
                        slot, the page before the last `in_flight` landed, issue
     activation loader  per task: resident waits, an empty arena slot, issue each operand
     transfer           one asynchronous copy: lands some time after it was issued
-    consumer           per task: both loaders, its pages (freed one by one), the body,
-                       an empty staging slot, results; frees the arena slot
+    consumer           per task: both loaders, its pages (freed step by step), the
+                       body, an empty staging slot, results; frees the arena slot
     storer             per task: a full staging slot, each result to memory, signal
 
-A generator yields None after a step, or (counter, count) to be resumed when the counter
-has that count. The interleaving is the choice of who steps next (interpret_schedule).
+The interleaving is the choice of who steps next (interpret_schedule.py).
 A full slot hands over what its filler knows. An empty one hands over nothing: that the
 bytes of a staging slot have left says little about when others see them, and an order
 that rests on how many slots there are is not one that the compiler planned.
@@ -18,18 +17,19 @@ early or too late computes with NaN, and filling one that is in use is an error.
 """
 
 import functools
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, field
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from mkdsl.errors import VerifyError
 from mkdsl.lang.program import Dot
 from mkdsl.lower.encode import Instruction
 from mkdsl.lower.ir import KernelPlan, Kind
 from mkdsl.lower.pages import kind_streams, stream_operands
-from mkdsl.runtime.memory import Array, Block, Memory, block_of, poison
+from mkdsl.runtime.barriers import Agent, Counter, Slot, Steps
+from mkdsl.runtime.memory import Array, Block, Memory, block_of
 from mkdsl.runtime.vector_clock import Clock, Shadow, describe, join
 
 Role = Literal["weight loader", "activation loader", "consumer", "storer"]
@@ -40,82 +40,17 @@ Values = Sequence[Array | None]
 Evaluate = Callable[[Instruction, Values, Sequence[Block]], list[Array]]
 
 
-class Counter:
-    """A barrier or an event: a count that only rises, and what its signallers knew.
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page of a streamed operand, and its place in the operand."""
 
-    Attributes:
-        name: what one waits for.
-        waiters: (count, agent) of those that wait; `wake` is called with an agent
-            whose count has been reached.
-    """
-
-    def __init__(self, name: str, wake: "Callable[[Agent], None]") -> None:
-        self.name, self.count, self._wake = name, 0, wake
-        self.waiters: list[tuple[int, Agent]] = []
-        # Clock after each signal: who waits for the first k has learnt of k, not all.
-        self._known: list[Clock] = []
-
-    def signal(self, clock: Clock | None = None) -> None:
-        """Raise the count by one; with a clock, hand over what it knows."""
-        if clock is not None:
-            known = clock.copy()
-            if self._known:
-                join(known, self._known[-1])
-            self._known.append(known)
-        self.count += 1
-        if self.waiters:
-            ready = [a for count, a in self.waiters if count <= self.count]
-            self.waiters = [w for w in self.waiters if w[0] > self.count]
-            for agent in ready:
-                self._wake(agent)
-
-    def acquire(self, count: int, clock: Clock) -> None:
-        """Learn what a wait for `count` proves; it must have been reached."""
-        join(clock, self._known[count - 1])
-
-
-Step = tuple[Counter, int] | None
-Steps = Generator[Step, None, None]
-
-
-@dataclass(eq=False, slots=True)
-class Agent:
-    """A role of an SM, or a transfer, with what it waits for."""
-
-    sm: int
-    role: str
-    steps: Steps
-    wanted: Step = None
-
-
-@dataclass(slots=True)
-class Slot:
-    """A slot of the ring, of the arena or of the staging buffer."""
-
-    name: str
-    values: dict[int, Array] = field(default_factory=dict[int, Array])
-
-    def fill(self, key: int, value: Array) -> None:
-        """A block has arrived.
-
-        Raises:
-            VerifyError: the slot still holds one.
-        """
-        if key in self.values:
-            raise VerifyError(
-                "simulate", f"{self.name} is filled again before it was freed"
-            )
-        self.values[key] = value
-
-    def release(self) -> None:
-        """Free the slot: what it held must not be used any more."""
-        for value in self.values.values():
-            poison(value)
-        self.values = {}
+    operand: int
+    block: Block
+    place: tuple[slice, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class Device:
     """What all SMs share."""
 
     plan: KernelPlan
@@ -134,18 +69,18 @@ class Sm:
     """One SM: its queue, slots and barriers; `at[role]` is the task of each role."""
 
     def __init__(
-        self, machine: Machine, sm: int, queue: Sequence[Instruction], sms: int
+        self, device: Device, sm: int, queue: Sequence[Instruction], sms: int
     ) -> None:
-        self.machine, self.sm, self.queue = machine, sm, queue
+        self.device, self.sm, self.queue = device, sm, queue
         self.at: dict[str, Instruction] = {}
-        plan, wake, self._sms = machine.plan, machine.spawn, sms
+        plan, wake, self._sms = device.plan, device.spawn, sms
         self._clock: dict[Role, Clock] = {r: np.zeros(2 * sms, np.int64) for r in ROLES}
 
         def slots(count: int, name: str) -> list[Slot]:
             return [Slot(f"{name} {i} of SM {sm}") for i in range(count)]
 
         def counters(count: int, name: str, state: str) -> list[Counter]:
-            return [Counter(f"{name} {i} {state}", wake) for i in range(count)]
+            return [Counter(f"{name} {i} {state}", wake, False) for i in range(count)]
 
         self._ring = slots(plan.ring, "page slot")
         self._landed = counters(plan.ring, "page slot", "to be full")
@@ -168,44 +103,41 @@ class Sm:
     # ---------------------------------------------------------------------- roles
 
     def _load_weights(self) -> Steps:
-        plan, clock, page = self.machine.plan, self._clock["weight loader"], 0
+        plan, clock, page = self.device.plan, self._clock["weight loader"], 0
         for one in self.queue:
             self.at["weight loader"] = one
             for event, threshold in one.stream:
-                yield self.machine.events[event], threshold
-                self.machine.events[event].acquire(threshold, clock)
+                yield self.device.events[event], threshold
+                self.device.events[event].acquire(threshold, clock)
             self._handed.signal(clock)
             yield None
-            for _, block, _ in self._pages(one):
+            for page_of in itertools.chain.from_iterable(self._pages(one)):
                 slot, turn = page % plan.ring, page // plan.ring
                 yield self._freed[slot], turn
                 before = page - plan.in_flight
                 if before >= 0:
                     yield self._landed[before % plan.ring], before // plan.ring + 1
-                landing = self._landed[slot]
-                self._transfer("page", self._ring[slot], 0, block, landing, clock)
+                self._issue(self._ring[slot], 0, page_of.block, self._landed[slot])
                 page += 1
                 yield None
 
     def _load_activations(self) -> Steps:
-        slots, clock = self.machine.plan.arena_slots, self._clock["activation loader"]
+        slots, clock = self.device.plan.arena_slots, self._clock["activation loader"]
         for i, one in enumerate(self.queue):
             self.at["activation loader"] = one
             for event, threshold in one.resident:
-                yield self.machine.events[event], threshold
-                self.machine.events[event].acquire(threshold, clock)
+                yield self.device.events[event], threshold
+                self.device.events[event].acquire(threshold, clock)
             slot = i % slots
             yield self._arena_free[slot], i // slots
             full = self._arena_full[slot]
             for operand, block in self._resident(one):
-                self._transfer(
-                    "operand", self._arena[slot], operand, block, full, clock
-                )
+                self._issue(self._arena[slot], operand, block, full)
                 yield None
             full.signal(clock)
 
     def _consume(self) -> Steps:
-        plan, clock, page = self.machine.plan, self._clock["consumer"], 0
+        plan, clock, page = self.device.plan, self._clock["consumer"], 0
         arrived = [0] * plan.arena_slots
         for i, one in enumerate(self.queue):
             self.at["consumer"] = one
@@ -218,25 +150,21 @@ class Sm:
             join(clock, stream_clock)
             join(clock, resident_clock)
             blocks = self._blocks(one)
-            pages: dict[int, Array | None] = {}
-            for operand, _, place in self._pages(one):
-                slot = page % plan.ring
-                yield self._landed[slot], page // plan.ring + 1
-                value = self._ring[slot].values[0]
-                whole = pages.get(operand)
-                if whole is None:
-                    whole = pages[operand] = np.zeros(
-                        blocks[operand].shape, value.dtype
-                    )
-                whole[place] = value
-                self._ring[slot].release()
-                self._freed[slot].signal()
-                page += 1
-                yield None
-            values = self._values(one, blocks, self._arena[arena], pages)
+            loaded: dict[int, Array] = {}
+            for step in self._pages(one):
+                held = [(page + n) % plan.ring for n in range(len(step))]
+                for slot, page_of in zip(held, step, strict=True):
+                    yield self._landed[slot], page // plan.ring + 1
+                    _place(loaded, blocks, page_of, self._ring[slot].values[0])
+                    page += 1
+                for slot in held:
+                    self._ring[slot].release()
+                    self._freed[slot].signal()
+                    yield None
+            values = self._values(one, blocks, loaded | self._arena[arena].values)
             self._note_reads(i, one, blocks, stream_clock, resident_clock)
             clock[self.sm] = i + 1
-            results = self.machine.evaluate(one, values, blocks)
+            results = self.device.evaluate(one, values, blocks)
             yield None
             staging, turn = i % plan.staging_slots, i // plan.staging_slots
             yield self._stored[staging], turn
@@ -247,8 +175,8 @@ class Sm:
             self._arena_free[arena].signal()
 
     def _store(self) -> Steps:
-        machine, clock = self.machine, self._clock["storer"]
-        slots = machine.plan.staging_slots
+        device, clock = self.device, self._clock["storer"]
+        slots = device.plan.staging_slots
         for i, one in enumerate(self.queue):
             self.at["storer"] = one
             slot, turn = i % slots, i // slots
@@ -256,36 +184,23 @@ class Sm:
             self._staged[slot].acquire(turn + 1, clock)
             clock[self._sms + self.sm] = i + 1
             env = _env(one)
-            for n, access in enumerate(machine.kind(one).outs):
-                block = block_of(access, env, machine.memory.scalar)
-                if machine.shadow is not None:
-                    machine.shadow.write(self.sm, i, block, clock)
-                machine.memory.store(block, self._staging[slot].values[n])
+            for n, access in enumerate(device.kind(one).outs):
+                block = block_of(access, env, device.memory.scalar)
+                if device.shadow is not None:
+                    device.shadow.write(self.sm, i, block, clock)
+                device.memory.store(block, self._staging[slot].values[n])
                 yield None
             if one.signal >= 0:
-                self.machine.events[one.signal].signal(clock)
+                self.device.events[one.signal].signal(clock)
             self._staging[slot].release()
             self._stored[slot].signal()
 
     # ---------------------------------------------------------------------- parts
 
-    def _transfer(
-        self,
-        name: str,
-        slot: Slot,
-        key: int,
-        block: Block,
-        full: Counter,
-        clock: Clock,
-    ) -> None:
-        """Issue a copy of a block into a slot; it is made when the agent steps."""
-
-        def steps(issued: Clock = clock.copy()) -> Steps:  # noqa: B008
-            slot.fill(key, self.machine.memory.load(block))
-            full.signal(issued)
-            yield None
-
-        self.machine.spawn(Agent(self.sm, f"transfer of {name} {block}", steps()))
+    def _issue(self, slot: Slot, key: int, block: Block, full: Counter) -> None:
+        """Start a copy of a block into a slot; it is made when its agent steps."""
+        copy = _transfer(self.device.memory, slot, key, block, full)
+        self.device.spawn(Agent(self.sm, "transfer", copy))
 
     def _clock_of(self, counter: Counter, count: int) -> Clock:
         clock = np.zeros(2 * self._sms, np.int64)
@@ -300,66 +215,80 @@ class Sm:
         stream_clock: Clock,
         resident_clock: Clock,
     ) -> None:
-        if self.machine.shadow is None:
+        if self.device.shadow is None:
             return
-        streamed = _streamed(self.machine.kind(one))
+        kind = self.device.kind(one)
+        streamed = _streamed(kind)
         for n, block in enumerate(blocks):
+            if n in streamed and kind.mode == "combine":
+                continue
             gate = "stream" if n in streamed else "resident"
             clock = stream_clock if n in streamed else resident_clock
-            self.machine.shadow.read(self.sm, position, gate, block, clock)
+            self.device.shadow.read(self.sm, position, gate, block, clock)
 
     def _blocks_of(self, one: Instruction) -> tuple[Block, ...]:
-        env, read = _env(one), self.machine.memory.scalar
-        return tuple(block_of(a, env, read) for a in self.machine.kind(one).ins)
+        env, read = _env(one), self.device.memory.scalar
+        return tuple(block_of(a, env, read) for a in self.device.kind(one).ins)
 
     def _resident(self, one: Instruction) -> Iterator[tuple[int, Block]]:
-        streamed = _streamed(self.machine.kind(one))
+        streamed = _streamed(self.device.kind(one))
         for n, block in enumerate(self._blocks(one)):
             if n not in streamed:
                 yield n, block
 
     def _values(
-        self,
-        one: Instruction,
-        blocks: Sequence[Block],
-        arena: Slot,
-        pages: dict[int, Array | None],
+        self, one: Instruction, blocks: Sequence[Block], loaded: dict[int, Array]
     ) -> list[Array | None]:
         """Operands in the order of the kind; a stream without a page is all zeros."""
-        kind, arrays = self.machine.kind(one), self.machine.memory.arrays
-        loaded = pages | arena.values
-        for n in _streamed(kind) - loaded.keys():
-            zeros = np.zeros(blocks[n].shape, arrays[blocks[n].buffer].dtype)
-            loaded[n] = None if kind.mode == "combine" else zeros
-        return [loaded[n] for n in range(len(blocks))]
+        kind, arrays = self.device.kind(one), self.device.memory.arrays
+        values: list[Array | None] = []
+        for n, block in enumerate(blocks):
+            value = loaded.get(n)
+            if value is None and kind.mode != "combine":
+                value = np.zeros(block.shape, arrays[block.buffer].dtype)
+            values.append(value)
+        return values
 
-    def _pages(
-        self, one: Instruction
-    ) -> Iterator[tuple[int, Block, tuple[slice, slice]]]:
-        """Pages in the order of the loader: (operand, block, place in the operand).
+    def _pages(self, one: Instruction) -> Iterator[list[Page]]:
+        """Pages in the order of the loader, those that the body holds at once together.
 
-        Both loader and consumer walk them; a dot has pages along its depth, a fold one
-        page per operand for each block of the rows that exist.
+        Both loader and consumer walk them: a page along the depth of a dot; one page
+        per operand for each block of the rows that a fold has.
         """
-        kind, blocks = self.machine.kind(one), self._blocks(one)
-        if kind.mode == "combine":
-            return
-        sizes = self.machine.plan.kinds[one.kind].pages
-        for stream, (_, features) in zip(kind_streams(kind), sizes, strict=True):
+        kind, blocks = self.device.kind(one), self._blocks(one)
+        # A combine sees a stream only by its extents.
+        streams = () if kind.mode == "combine" else kind_streams(kind)
+        for number, stream in enumerate(streams):
             operands = [kind.operands.index(i) for i in stream_operands(stream)]
             if isinstance(stream, Dot):
-                (n,) = operands
-                depth = blocks[n].shape[1]
-                for first in range(0, depth, features):
-                    size = min(features, depth - first)
-                    place = (slice(None), slice(first, first + size))
-                    yield n, blocks[n].narrow(1, first, size), place
-                continue
-            for first in range(0, blocks[operands[0]].extents[0], stream.block):
-                for n in operands:
-                    size = min(stream.block, blocks[n].shape[0] - first)
-                    place = (slice(first, first + size), slice(None))
-                    yield n, blocks[n].narrow(0, first, size), place
+                _, step = self.device.plan.kinds[one.kind].pages[number]
+                axis, end = 1, blocks[operands[0]].shape[1]
+            else:
+                axis, step, end = 0, stream.block, blocks[operands[0]].extents[0]
+            for first in range(0, end, step):
+                yield [_page(n, blocks[n], axis, first, step) for n in operands]
+
+
+def _page(operand: int, block: Block, axis: int, first: int, step: int) -> Page:
+    size = min(step, block.shape[axis] - first)
+    place = (slice(None),) * axis + (slice(first, first + size),)
+    return Page(operand, block.narrow(axis, first, size), place)
+
+
+def _place(
+    loaded: dict[int, Array], blocks: Sequence[Block], page: Page, value: Array
+) -> None:
+    if page.operand not in loaded:
+        loaded[page.operand] = np.zeros(blocks[page.operand].shape, value.dtype)
+    loaded[page.operand][page.place] = value
+
+
+def _transfer(
+    memory: Memory, slot: Slot, key: int, block: Block, full: Counter
+) -> Steps:
+    slot.fill(key, memory.load(block))
+    full.signal()
+    yield None
 
 
 def _streamed(kind: Kind) -> set[int]:
@@ -380,8 +309,8 @@ def blocked_on(agent: Agent, sm: Sm) -> str:
     assert agent.wanted is not None
     counter, count = agent.wanted
     what = f"{counter.name}"
-    if counter in sm.machine.events:
+    if counter in sm.device.events:
         what += f" >= {count}, seen {counter.count}"
     one = sm.at[agent.role]
-    name = describe(sm.machine.kind(one), one)
+    name = describe(sm.device.kind(one), one)
     return f"SM {agent.sm} {agent.role}, {name}: waits for {what}"

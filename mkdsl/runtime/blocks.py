@@ -1,4 +1,4 @@
-"""Blocks of arrays in plain JAX: read for, and written from, all instances of a call.
+"""Blocks of arrays in plain JAX, read for all instances of a call.
 
 A read is split in two, so that the arrays of a call are neither gathered nor copied:
 `prepare_read` runs once for the whole call; what it returns is mapped over the grid
@@ -6,7 +6,7 @@ axes (a dimension cut in blocks is reshaped to [blocks, size] and vmapped) and `
 turns one instance's share into its Operand. Blocks at positions known only at run
 time, or in no regular order, are gathered in `finish`.
 
-Reads beyond an array or a run-time range are zero, writes beyond are dropped.
+Reads beyond an array or a run-time range are zero.
 """
 
 import math
@@ -59,11 +59,11 @@ class Context:
         if e.reads:
             return None
         sizes = {n: self.layers for n in ("layer",) if n in e.variables}
-        sizes |= {
-            f"g{i}": n for i, n in enumerate(self.grid) if f"g{i}" in e.variables
-        }
+        sizes |= {f"g{i}": n for i, n in enumerate(self.grid) if f"g{i}" in e.variables}
         linear = all(isinstance(atom, Var) for atom, _ in e.terms)
-        ends = [np.array([0, n - 1]) if linear else np.arange(n) for n in sizes.values()]
+        ends = [
+            np.array([0, n - 1]) if linear else np.arange(n) for n in sizes.values()
+        ]
         if math.prod(map(len, ends)) > MOST_POINTS:
             return None
         mesh = np.meshgrid(*ends, indexing="ij", sparse=True)
@@ -307,136 +307,3 @@ def _rows(value: Array, access: Access, context: Context) -> Prepared:
         return Operand(share, (jnp.where(exists, extent, 0), None), first)
 
     return Prepared(jnp.reshape(value, (-1, access.view[-1])), (), finish)
-
-
-def write(
-    base: Array | None, access: Access, blocks: Array, shape: Any, context: Context
-) -> Array:
-    """The buffer after all instances of a call have written their blocks.
-
-    Args:
-        base: the buffer before; None if it was never written.
-        blocks: [grid.., elements of the block..].
-        shape: shape and dtype of the buffer.
-    """
-    blocks = jnp.reshape(blocks, (*context.grid, *(a.size for a in access.axes)))
-    tilings = [
-        Tiling(0, ()) if not moves(a.start) else tiling_of(a, context)
-        for a in access.axes
-    ]
-    regular = [t for t in tilings if t is not None]
-    used = sorted(g for t in regular for g in t.axes)
-    missing = [g for g in range(len(context.grid)) if g not in used]
-    in_order = (
-        len(regular) == len(tilings)
-        and len(used) == len(set(used))
-        and all(context.grid[g] == 1 for g in missing)
-        and all(_writable(a, n, context) for a, n in zip(access.axes, access.view))
-    )
-    if in_order:
-        return _write_regular(base, access, blocks, regular, shape, context)
-    view = empty(shape) if base is None else base
-    return jnp.reshape(
-        _scatter(jnp.reshape(view, access.view), access, blocks, context), shape.shape
-    )
-
-
-def empty(shape: Any) -> Array:
-    """Memory that nothing has written: NaN, so that a read of it shows."""
-    floating = jnp.issubdtype(shape.dtype, jnp.floating)
-    return jnp.full(shape.shape, jnp.nan if floating else 0, shape.dtype)
-
-
-def _writable(axis: Axis, size: int, context: Context) -> bool:
-    """True if the blocks, cut at the end of the array, need no run-time check."""
-    if moves(axis.start):
-        return axis.extent is None
-    known = context.range(axis.start)
-    constant = axis.start.is_constant and axis.extent is None
-    return constant or (known is not None and context.inside(axis, size))
-
-
-def _write_regular(
-    base: Array | None,
-    access: Access,
-    blocks: Array,
-    tilings: Sequence[Tiling],
-    shape: Any,
-    context: Context,
-) -> Array:
-    rank = len(context.grid)
-    order: list[int] = []
-    sizes: list[int] = []
-    for d, (axis, tiling) in enumerate(zip(access.axes, tilings, strict=True)):
-        order += [*tiling.axes, rank + d]
-        sizes.append(math.prod(context.grid[g] for g in tiling.axes) * axis.size)
-    single = [g for g in range(rank) if g not in order]
-    value = jnp.reshape(jnp.transpose(blocks, (*single, *order)), sizes)
-    starts = [
-        t.first if t.axes else context.value(a.start, ())
-        for a, t in zip(access.axes, tilings, strict=True)
-    ]
-    kept = [
-        min(n, size - first) if isinstance(first, int) else n
-        for n, size, first in zip(sizes, access.view, starts, strict=True)
-    ]
-    value = value[tuple(slice(0, n) for n in kept)]
-    if tuple(kept) == access.view:
-        return jnp.reshape(value, shape.shape)
-    view = jnp.reshape(empty(shape) if base is None else base, access.view)
-    at = [jnp.asarray(s, jnp.int32) for s in starts]
-    return jnp.reshape(lax.dynamic_update_slice(view, value, at), shape.shape)
-
-
-def _scatter(view: Array, access: Access, blocks: Array, context: Context) -> Array:
-    """Write blocks at run-time positions, element by element where they may be cut."""
-    rank, count = len(context.grid), len(access.axes)
-    whole = count
-    while whole and _covers(access.axes[whole - 1], access.view[whole - 1]):
-        whole -= 1
-    points = context.points()
-    index: list[Array] = []
-    for d, axis in enumerate(access.axes[:whole]):
-        inner = jnp.arange(axis.size, dtype=jnp.int32)
-        at = _spread(context.value(axis.start, points), whole) + inner.reshape(
-            [-1 if i == d else 1 for i in range(whole)]
-        )
-        dropped = at < 0  # A negative index would count from the end.
-        if axis.extent is not None:
-            stop = _spread(context.value(axis.extent, points), whole)
-            dropped |= inner.reshape([-1 if i == d else 1 for i in range(whole)]) >= stop
-        index.append(jnp.where(dropped, access.view[d], at))
-    shape = blocks.shape[: rank + whole]
-    places = tuple(jnp.broadcast_to(i, shape) for i in index)
-    return view.at[places].set(blocks, mode="drop")
-
-
-def _covers(axis: Axis, size: int) -> bool:
-    return axis.start == Expr() and axis.size == size and axis.extent is None
-
-
-def _spread(value: Position, dims: int) -> Array:
-    """A value per grid point, with room for the dimensions of a block."""
-    value = jnp.asarray(value, jnp.int32)
-    return value.reshape(*value.shape, *(1,) * dims) if value.ndim else value
-
-
-def dropped_writes(
-    access: Access, context: Context, points: Sequence[Position]
-) -> Array | None:
-    """At which grid points a run-time position is outside of the array.
-
-    Returns:
-        bool, or None if no position depends on a run-time scalar. The cut of a last
-        block of a ragged array is not a dropped write.
-    """
-    found: Array | None = None
-    for axis, size in zip(access.axes, access.view, strict=True):
-        if not axis.start.reads:
-            continue
-        start = context.value(axis.start, points)
-        steps = (axis.start.constant, *(k for _, k in axis.start.terms))
-        aligned = all(k % axis.size == 0 for k in steps)
-        bad = (start < 0) | (start + (1 if aligned else axis.size) > size)
-        found = bad if found is None else found | bad
-    return found

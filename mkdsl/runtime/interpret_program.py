@@ -10,6 +10,7 @@ Why not unrolled: 18 layers with 377 MB of float32 weights took 25 ms as a scan 
 a run-time layer into the product that reads it, and copies a slice at a constant one.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,8 +22,9 @@ from jax import lax
 
 from mkdsl.lang.primitives import extent_p, fold_p
 from mkdsl.lang.program import Access, Call, Program, Scan, TaskDef
-from mkdsl.runtime.blocks import Context, dropped_writes, prepare_read, write
+from mkdsl.runtime.blocks import Context, prepare_read
 from mkdsl.runtime.evaluate import run_full
+from mkdsl.runtime.write_blocks import dropped_writes, write
 
 Array = Any
 
@@ -131,10 +133,7 @@ def _run_scan(scan: Scan, memory: _Memory) -> None:
         i, which = at
         if len(scan.variants) == 1:
             return layer(scan.variants[0], i, carry), None
-        branches = [
-            lambda i, carry, calls=calls: layer(calls, i, carry)
-            for calls in scan.variants
-        ]
+        branches = [functools.partial(layer, calls) for calls in scan.variants]
         return lax.switch(which, branches, i, carry), None
 
     start = (
@@ -169,10 +168,13 @@ def _run_call(call: Call, memory: _Memory, layers: int, layer: Any) -> None:
         if call.grid[g] == 1:
             ones = [x[0] if m else x for x, m in zip(shares, mapped, strict=True)]
             return run((*point, 0), ones)
-        return jax.vmap(
-            lambda at, shares: run((*point, at), shares),
-            in_axes=(0, [0 if m else None for m in mapped]),
-        )(jnp.arange(call.grid[g], dtype=jnp.int32), shares)
+
+        def along(at: Array, shares: list[Array]) -> list[Array]:
+            return run((*point, at), shares)
+
+        axes = (0, [0 if m else None for m in mapped])
+        positions = jnp.arange(call.grid[g], dtype=jnp.int32)
+        return jax.vmap(along, in_axes=axes)(positions, shares)
 
     results = run((), [p.value for p in prepared])
     keys = [memory.split(access) for access in call.outs]
@@ -197,49 +199,54 @@ def _only_folded(task: TaskDef) -> frozenset[int]:
             others |= {v for v in (*e.invars[:first], *e.invars[last:]) if _is_var(v)}
         elif e.primitive is not extent_p:
             others |= {v for v in e.invars if _is_var(v)}
-    return frozenset(
-        i for i, v in enumerate(task.body.invars) if v in streams - others
-    )
+    return frozenset(i for i, v in enumerate(task.body.invars) if v in streams - others)
 
 
 def _is_var(v: Any) -> bool:
     return not hasattr(v, "val")
 
 
-def count_dropped(program: Program, inputs: Sequence[Array]) -> Array:
+def write_scalars(program: Program) -> tuple[str, ...]:
+    """The integer inputs that decide where the program writes."""
+    reads = (
+        name
+        for call in program.calls()
+        for access in call.outs
+        for axis in access.axes
+        for name in axis.start.reads
+    )
+    return tuple(sorted(set(reads)))
+
+
+def count_dropped(program: Program, scalars: Mapping[str, Array]) -> Array:
     """How many writes of this step are at run-time positions outside of their arrays.
 
-    They are dropped; a decode loop stops or reports when the count is not zero. The
-    count depends on the integer inputs alone. May be traced.
+    They are dropped; a decode loop stops or reports when the count is not zero.
+
+    Args:
+        scalars: the inputs that `write_scalars` names. May be traced.
 
     Returns:
         int32 [].
     """
-    given = {n: jnp.asarray(x) for n, x in zip(program.inputs, inputs, strict=True)}
     total = jnp.int32(0)
     for step in program.steps:
-        calls = (
-            [(c, 1, (0,)) for c in (step,)]
-            if isinstance(step, Call)
-            else [
-                (c, step.length, tuple(i for i, v in enumerate(step.choice) if v == w))
-                for w, variant in enumerate(step.variants)
-                for c in variant
-            ]
-        )
-        for call, length, layers in calls:
-            total += _dropped(call, length, layers, given)
+        if isinstance(step, Call):
+            total += _dropped(step, 1, (0,), scalars)
+            continue
+        for which, variant in enumerate(step.variants):
+            layers = [i for i, choice in enumerate(step.choice) if choice == which]
+            for call in variant:
+                total += _dropped(call, step.length, layers, scalars)
     return total
 
 
 def _dropped(
-    call: Call, length: int, layers: Sequence[int], given: Mapping[str, Array]
+    call: Call, length: int, layers: Sequence[int], scalars: Mapping[str, Array]
 ) -> Array:
-    mesh = np.meshgrid(
-        np.asarray(layers), *map(np.arange, call.grid), indexing="ij", sparse=True
-    )
+    mesh = np.meshgrid(layers, *map(np.arange, call.grid), indexing="ij", sparse=True)
     layer, *point = (jnp.asarray(m, jnp.int32) for m in mesh)
-    context = Context(call.grid, length, layer, given)
+    context = Context(call.grid, length, layer, scalars)
     total = jnp.int32(0)
     for access in call.outs:
         bad = dropped_writes(access, context, point)

@@ -1,11 +1,11 @@
 """implementation="simulate": the encoded schedule on virtual SMs, without a GPU.
 
-The plan is encoded, and the words are decoded again: instructions, not the plan's tasks,
-are what runs. Every SM has the four roles of the kernel (agents.py). One seed is one
-interleaving: a random role takes the next small step, any order that the barriers and
-counters allow. Values are copied when a transfer is made, so a missing wait reads what
-is in memory then: NaN, or an old value. Shadow (vector_clock.py) reports the race
-itself, also where the value happens to be right.
+The plan is encoded, and the words are decoded again: instructions are what runs, not
+the tasks of the plan. Every SM has the four roles of the kernel (agents.py). One seed
+is one interleaving: a random role takes the next small step, in any order that the
+barriers and counters allow. Values are copied when a transfer is made, so a missing
+wait reads what is in memory then: NaN, or an old value. Shadow (vector_clock.py)
+reports the race itself, also where the value happens to be right.
 
 Shares nothing with the verifier but the decoder and the sizes of pages.
 """
@@ -19,7 +19,8 @@ import jax
 from mkdsl.errors import VerifyError
 from mkdsl.lower.encode import decode, encode
 from mkdsl.lower.ir import KernelPlan
-from mkdsl.runtime.agents import Agent, Counter, Machine, Sm, blocked_on
+from mkdsl.runtime.agents import Device, Sm, blocked_on
+from mkdsl.runtime.barriers import Agent, Counter
 from mkdsl.runtime.memory import Array, Memory
 from mkdsl.runtime.run_body import Bodies
 from mkdsl.runtime.vector_clock import Shadow
@@ -56,7 +57,7 @@ def simulate(
     queues = decode(encoded)
     memory = Memory(plan, inputs)
     agents = _Agents(seed)
-    machine = Machine(
+    device = Device(
         plan,
         memory,
         Shadow(plan, queues) if check_races else None,
@@ -64,7 +65,7 @@ def simulate(
         Bodies(plan),
         agents.add,
     )
-    sms = [Sm(machine, sm, queue, len(queues)) for sm, queue in enumerate(queues)]
+    sms = [Sm(device, sm, queue, len(queues)) for sm, queue in enumerate(queues)]
     roles = [agent for sm in sms for agent in sm.agents()]
     for agent in roles:
         agents.add(agent)
@@ -116,14 +117,14 @@ class _Agents:
 
 def _deadlock(sms: Sequence[Sm], blocked: Sequence[Agent]) -> NoReturn:
     """Report what every blocked role waits for, roles at an event first."""
-    events = sms[0].machine.events
+    events = sms[0].device.events
     first = [a for a in blocked if a.wanted and a.wanted[0] in events]
     rest = [a for a in blocked if a not in first]
     lines = [blocked_on(a, sms[a.sm]) for a in (*first, *rest)]
     if len(lines) > MOST_LINES:
         lines[MOST_LINES:] = [f"... and {len(lines) - MOST_LINES} more"]
     at = (*first, *rest)[0]
-    kind = sms[at.sm].machine.kind(sms[at.sm].at[at.role])
+    kind = sms[at.sm].device.kind(sms[at.sm].at[at.role])
     raise VerifyError(
         "simulate",
         f"deadlock: {len(blocked)} roles wait and none can go on\n"

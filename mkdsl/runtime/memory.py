@@ -130,14 +130,15 @@ class Memory:
 
     def __init__(self, plan: KernelPlan, inputs: Sequence[Array]) -> None:
         graph = plan.schedule.events.graph
-        given = dict(zip(graph.program.inputs, inputs, strict=True))
+        arrays = map(np.asarray, inputs)
+        given = dict(zip(graph.program.inputs, arrays, strict=True))
         self.arrays: dict[str, Array] = {}
         for b in graph.buffers:
             if b.name not in given:
                 self.arrays[b.name] = np.empty(b.shape, DTYPES[b.dtype])
                 poison(self.arrays[b.name])
                 continue
-            array = np.asarray(given[b.name])
+            array = given[b.name]
             if array.shape != b.shape or array.dtype != DTYPES[b.dtype]:
                 raise VerifyError(
                     "simulate",

@@ -18,6 +18,7 @@ A race is found in any interleaving in which both accesses happen, not only in t
 where it gives a wrong value. Source: FastTrack (Flanagan and Freund, 2009).
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -26,7 +27,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mkdsl.errors import VerifyError
-from mkdsl.lang.program import Access
 from mkdsl.lower.encode import Instruction
 from mkdsl.lower.ir import Gate, KernelPlan, Kind
 from mkdsl.runtime.memory import Array, Block, contiguous_unit
@@ -102,16 +102,16 @@ class Shadow:
         self._call = np.array([-1, *ids])
         self._cells: dict[str, _Cells] = {}
         for b in graph.buffers:
-            accesses = _accesses(graph.kinds, b.name)
-            if not any(accesses.values()):
+            written = [a for k in graph.kinds for a in k.outs if a.buffer == b.name]
+            read = [a for k in graph.kinds for a in k.ins if a.buffer == b.name]
+            if not written:
                 continue
-            written, read = accesses["outs"], accesses["ins"]
-            unit = contiguous_unit([*written, *read], int(np.prod(b.shape)))
-            cells = np.zeros(int(np.prod(b.shape)) // unit, np.int32)
-            # A temp with one writer is read before it or not at all: see `read`.
+            elements = math.prod(b.shape)
+            unit = contiguous_unit([*written, *read], elements)
+            # A temp with one writer is read after it, or the read is reported.
             rewritten = b.role == "state" or len(written) > 1
-            if written:
-                self._cells[b.name] = _Cells(unit, b.role == "temp", rewritten, cells)
+            cells = np.zeros(elements // unit, np.int32)
+            self._cells[b.name] = _Cells(unit, b.role == "temp", rewritten, cells)
 
     def read(
         self, sm: int, position: int, gate: Gate, block: Block, issued: Clock
@@ -220,13 +220,6 @@ class Shadow:
             "WAR": f"writes {block} but nothing orders it after the read by {other}",
         }
         self._fail(sm, position, "storer", what[why])
-
-
-def _accesses(kinds: Sequence[Kind], buffer: str) -> dict[str, list[Access]]:
-    return {
-        "ins": [a for k in kinds for a in k.ins if a.buffer == buffer],
-        "outs": [a for k in kinds for a in k.outs if a.buffer == buffer],
-    }
 
 
 def _locate(block: Block, unit: int) -> tuple[tuple[int, ...], tuple[slice, ...]]:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mkdsl.lang.bounds import least
 from mkdsl.lang.expr import Expr, ExprLike, cdiv, expr, maximum, minimum, read, var
 from mkdsl.lang.program import Access, Axis, Buffer
 from mkdsl.lang.region import (
@@ -19,7 +20,6 @@ from mkdsl.lang.region import (
     count,
     cover,
     intersect,
-    least,
     overlap,
     refine,
     region,

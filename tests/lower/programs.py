@@ -392,7 +392,7 @@ def head_task(name: str, b: int, hidden: int, d: int, rope: bool) -> TaskDef:
         after=(3, 4) if rope else (),
         scratch=[
             Scratch("operand", hidden),
-            *([Scratch("roll", d)] if rope else []),
+            *([Scratch("roll", d, after_cut=True)] if rope else []),
         ],
     )
 
@@ -416,6 +416,33 @@ def logits_task(b: int, d: int, rows: int) -> TaskDef:
         "dot",
         before=(0, 1, 2),
         scratch=[Scratch("operand", d)],
+    )
+
+
+def argmax_call(
+    name: str, arrays: Sequence[Buffer], outs: Sequence[Buffer], size: int
+) -> Call:
+    """The maximum of `size` (value, index) pairs: the index, or both.
+
+    arrays: values and indices [B, n]; outs: the same of [B, n / size], or the index.
+    """
+    b, n = arrays[0].shape
+    names = ("top", "index")
+    dtypes = [o.dtype for o in outs]
+    return call(
+        name,
+        task(
+            name,
+            [
+                tile(t, b, size, dtype=a.dtype)
+                for t, a in zip(names, arrays, strict=True)
+            ],
+            [tile(f"y{i}", b, 1, dtype=dtype) for i, dtype in enumerate(dtypes)],
+            b,
+        ),
+        (cdiv(n, size),),
+        [on(a, block(0, b), block(G0 * size, size)) for a in arrays],
+        [on(o, block(0, b), block(G0, 1)) for o in outs],
     )
 
 
@@ -454,6 +481,7 @@ def llama(
         "norm_out": array("norm_out", (d,), role="input"),
     }
     tiles = cdiv(vocab, rows)
+    groups = cdiv(tiles, 64)
     temp = {
         "x": array("x", (layers + 1, b, d)),
         "cos_now": array("cos_now", (b, hd), "float32"),
@@ -467,17 +495,20 @@ def llama(
         "logits": array("logits", (b, vocab), "float32"),
         "top": array("top", (b, tiles), "float32"),
         "index": array("index", (b, tiles), "int32"),
+        "few_top": array("few_top", (b, groups), "float32"),
+        "few_index": array("few_index", (b, groups), "int32"),
         "token": array("token", (b, 1), "int32"),
     }
+    few = [temp["few_top"], temp["few_index"]]
     u = given | state | temp
     n = read("lengths", G0)
-    row = task("embed", [tile("row", 1, d)], [tile("x", 1, d)], 1, ())
+    piece = min(d, 256)
     embed = call(
         "embed",
-        row,
-        (b,),
-        [on(u["embed"], block(read("tokens", G0), 1), block(0, d))],
-        [on(u["x"], at(0), block(G0, 1), block(0, d))],
+        copy_task("embed", 1, piece),
+        (b, cdiv(d, piece)),
+        [on(u["embed"], block(read("tokens", G0), 1), block(G1 * piece, piece))],
+        [on(u["x"], at(0), block(G0, 1), block(G1 * piece, piece))],
     )
     angle = [tile(t, 1, hd, dtype="float32") for t in ("cos", "sin")]
     angles = call(
@@ -549,17 +580,8 @@ def llama(
             on(u["index"], block(0, b), block(G0, 1)),
         ],
     )
-    maxima = [
-        tile("top", b, tiles, dtype="float32"),
-        tile("index", b, tiles, dtype="int32"),
-    ]
-    argmax = call(
-        "argmax",
-        task("argmax", maxima, [tile("token", b, 1, dtype="int32")], b),
-        (1,),
-        [on(u[t], block(0, b), block(0, tiles)) for t in ("top", "index")],
-        [on(u["token"], block(0, b), block(0, 1))],
-    )
+    some = argmax_call("argmax_some", [u[t] for t in ("top", "index")], few, 64)
+    argmax = argmax_call("argmax", few, [u["token"]], groups)
     return Program(
         "llama",
         tuple(u.values()),
@@ -569,6 +591,7 @@ def llama(
             angles,
             Scan(layers, (layer,), (0,) * layers),
             logits,
+            some,
             argmax,
         ),
         (

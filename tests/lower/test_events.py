@@ -1,11 +1,12 @@
 """fuse_events, normalize and elide_waits keep what happens before what."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mkdsl.lower.elide_waits import elide_waits
 from mkdsl.lower.fuse_events import fuse_events
-from mkdsl.lower.ir import Schedule, Wait
+from mkdsl.lower.ir import GATES, Schedule, Wait
 from mkdsl.lower.normalize import normalize
 from mkdsl.lower.prune_needs import prune_needs
 from mkdsl.lower.verify import verify_events
@@ -151,11 +152,10 @@ def test_the_second_wait_of_a_loader_is_elided_but_not_that_of_the_other():
     assert elided.waits[3] == (Wait(0, 1, "stream"),)
 
 
-def test_a_wait_known_through_a_queue_neighbour_is_elided():
+@pytest.mark.parametrize("gate", GATES)
+def test_a_wait_known_through_a_queue_neighbour_is_elided(gate):
     """1 and 2 share a queue, so 2 signals after what 1 waited for."""
-    graph = graph_of(
-        [[], [((0,), "resident")], [], [((2,), "resident"), ((0,), "resident")]]
-    )
+    graph = graph_of([[], [((0,), gate)], [], [((2,), "resident"), ((0,), "resident")]])
     events = normalize(fuse_events(graph))
     elided = elide_waits(Schedule(events, ((0,), (1, 2), (3,)))).events
     assert [w.event for w in elided.waits[3]] == [events.signals[2]]

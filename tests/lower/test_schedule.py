@@ -1,5 +1,7 @@
 """Queues: every task once, in order, balanced in every stage."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 from mkdsl.lower.decompose import DecomposeOptions, decompose
 from mkdsl.lower.dependences import find_dependences
 from mkdsl.lower.fuse_events import fuse_events
+from mkdsl.lower.ir import Task
 from mkdsl.lower.machine import simulated
 from mkdsl.lower.normalize import normalize
 from mkdsl.lower.schedule import (
@@ -17,7 +20,7 @@ from mkdsl.lower.schedule import (
 )
 from mkdsl.lower.verify_schedule import verify_schedule
 from tests.lower import programs
-from tests.lower.graphs import graphs
+from tests.lower.graphs import graph_of, graphs
 
 
 def events_of(program, machine, **options):
@@ -56,6 +59,19 @@ def test_odd_tasks_rotate_over_the_sms():
     size = [streamed_bytes(kind, events) for kind in events.graph.kinds]
     totals = [sum(size[events.graph.tasks[t].kind] for t in q) for q in made.queues]
     assert abs(totals[0] - totals[1]) <= max(size)
+
+
+def test_ties_rotate_over_the_sms():
+    """Both SMs have 2 units after three tasks, so the fourth goes to SM 3 % 2."""
+    program = programs.mlp(d=256, i=256)
+    kinds = decompose(program, simulated(2), DecomposeOptions(split=False)).kinds
+    tasks = (Task(0, 0, (0,)), Task(1, 0, (0,)), Task(1, 0, (1,)), Task(1, 1, (0,)))
+    graph = graph_of([[], [], [], [((0,), "resident")]])
+    graph = replace(
+        graph, program=program, buffers=program.buffers, kinds=kinds, tasks=tasks
+    )
+    made = schedule(normalize(fuse_events(graph)), simulated(2))
+    assert made.queues == ((0,), (1, 2, 3))
 
 
 def test_tasks_that_stream_nothing_are_spread():

@@ -266,17 +266,19 @@ class Launcher:
         scratch: Sequence[Any],
     ) -> None:
         n, rows = len(self.codes), self._page_rows()
+        # The interpreter gives the two views of a block memory of their own.
+        raw = 1 if self.interpret is None else 0
         memory = roles.Memory(
             arrays,
             words,
             scalars,
             dict(zip(rows, ring[: len(rows)], strict=True)),
-            dict(zip(rows, ring[len(rows) :], strict=True)),
+            dict(zip(rows, ring[raw * len(rows) :], strict=False)),
             arena[:n],
             arena[n : 2 * n],
             scratch[:n],
             staging[:n],
-            staging[n : 2 * n],
+            staging[raw * n : (raw + 1) * n],
             *barriers,
         )
         plan = self.plan

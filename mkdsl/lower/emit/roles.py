@@ -158,9 +158,15 @@ def _after_previous(kernel: Kernel, i: Value) -> None:
             plgpu.barrier_wait(kernel.memory.done)
 
 
-def _copy_in(kernel: Kernel, copy: Copy, target: Ref, barrier: Ref) -> None:
-    source = kernel.memory.arrays[copy.array].at[copy.index]
-    plgpu.copy_gmem_to_smem(source, target, barrier)
+def _arena_target(kernel: Kernel, code: Code, k: int, slot: Value, copy: Copy) -> Ref:
+    """Where a copy of resident operand k goes."""
+    mem = kernel.memory
+    if copy.raw and kernel.counters is None:
+        # The interpreter gives the two views of a block memory of their own.
+        (j,) = copy.shared
+        return mem.arena[code.index][k].at[slot, :, pl.ds(64 * j, 64)]
+    refs = mem.raw_arena if copy.raw else mem.arena
+    return refs[code.index][k].at[(slot, *copy.shared)]
 
 
 def loader(kernel: Kernel) -> None:
@@ -277,9 +283,9 @@ def fetcher(kernel: Kernel) -> None:
             for k, block in enumerate(code.residents):
                 layout = code.layouts[block.operand.access.buffer]
                 for copy in loads(block, layout, at):
-                    refs = mem.raw_arena if copy.raw else mem.arena
-                    target = refs[code.index][k].at[(slot, *copy.shared)]
-                    _copy_in(kernel, copy, target, mem.landed.at[slot])
+                    target = _arena_target(kernel, code, k, slot, copy)
+                    source = mem.arrays[copy.array].at[copy.index]
+                    plgpu.copy_gmem_to_smem(source, target, mem.landed.at[slot])
                     made += 1
             for _ in range(kernel.load_arrivals - made):
                 plgpu.barrier_arrive(mem.landed.at[slot])
@@ -557,5 +563,8 @@ def _copy_out(kernel: Kernel, at: Instruction, copy: Copy, source: Ref) -> None:
         inside = one if inside is None else jnp.logical_and(inside, one)
     if inside is None:
         plgpu.copy_smem_to_gmem(source, target)
-    else:
-        plgpu.copy_smem_to_gmem(source, target, predicate=inside)
+        return
+
+    @pl.when(inside)
+    def _() -> None:
+        plgpu.copy_smem_to_gmem(source, target)

@@ -1,0 +1,239 @@
+"""The stages of a megakernel: Traced, Lowered, Compiled, as those of jax.jit.
+
+Each prints what it holds. A trace is for one pytree structure and one set of shapes and
+dtypes; the values of arguments never matter.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from mkdsl.errors import LaunchError
+from mkdsl.lang.program import Program
+from mkdsl.lower.ir import KernelPlan
+from mkdsl.lower.pipeline import STAGES, encode_plan, run_passes
+from mkdsl.runtime.execute import (
+    Choice,
+    Executable,
+    Implementation,
+    default_platform,
+    megakernel_p,
+)
+from mkdsl.runtime.interpret_program import count_dropped, write_scalars
+
+Array = Any
+Tree = Any
+TEXTS = (*STAGES, "words", "stablehlo")
+
+
+def aval_of(x: Any) -> jax.ShapeDtypeStruct:
+    """Shape and dtype of a leaf as JAX sees it (64-bit types are narrowed)."""
+    dtype = x.dtype if isinstance(x, jax.ShapeDtypeStruct) else jax.typeof(x).dtype
+    return jax.ShapeDtypeStruct(tuple(int(n) for n in x.shape), dtype)
+
+
+class Traced:
+    """A program for arguments of fixed shapes."""
+
+    def __init__(
+        self,
+        executable: Executable,
+        in_tree: Any,
+        out_tree: Any,
+        avals: tuple[jax.ShapeDtypeStruct, ...],
+        donated: set[int],
+    ) -> None:
+        self.executable = executable
+        self.in_tree, self.out_tree, self.avals = in_tree, out_tree, avals
+        program = executable.program
+        state = {b.name for b in program.buffers if b.role == "state"}
+        reused = {i for i, n in enumerate(program.inputs) if n in state} & donated
+        self._donated = tuple(sorted(reused))
+        self._jit = self._jitted(executable)
+        self._status = jax.jit(functools.partial(count_dropped, program))
+
+    @property
+    def program(self) -> Program:
+        """What the function does, as data."""
+        return self.executable.program
+
+    def as_text(self, stage: str = "program") -> str:
+        """The text of the program, or of a later stage."""
+        return self.lower().as_text(stage)
+
+    def lower(
+        self,
+        *,
+        implementation: Implementation | None = None,
+        platforms: Sequence[str] | None = None,
+    ) -> "Lowered":
+        """Lower for platforms ("cpu", "cuda"), the default backend's if None.
+
+        Args:
+            implementation: instead of that given to megakernel.
+        """
+        e = self.executable
+        if implementation is not None and implementation != e.implementation:
+            e = Executable(e.program, implementation, e.machine, e.options, e.src)
+        return Lowered(self, e, platforms)
+
+    def run(self, leaves: Sequence[Array]) -> Tree:
+        """Call on the leaves of the arguments."""
+        if any(isinstance(x, Tracer) for x in leaves):
+            arrays = [jnp.asarray(x) for x in leaves]
+            outs = megakernel_p.bind(*arrays, executable=self.executable)
+            return jax.tree.unflatten(self.out_tree, outs)
+        self.check_devices(leaves)
+        if self.executable.implementation == "simulate":
+            return jax.tree.unflatten(self.out_tree, self.executable.simulate(leaves))
+        return jax.tree.unflatten(self.out_tree, self._jit(*leaves))
+
+    def status(self, leaves: Sequence[Array]) -> Array:
+        """See Megakernel.status."""
+        inputs = dict(zip(self.program.inputs, leaves, strict=True))
+        return self._status({n: inputs[n] for n in write_scalars(self.program)})
+
+    def check_devices(self, leaves: Sequence[Array]) -> None:
+        """Refuse arguments that are spread over several devices."""
+        for name, x in zip(self.program.inputs, leaves, strict=True):
+            devices = len(x.sharding.device_set) if isinstance(x, jax.Array) else 1
+            if devices > 1:
+                raise LaunchError(
+                    f"megakernel '{self.program.name}': argument {name} is sharded "
+                    f"over {devices} devices, which is not supported",
+                    self.executable.src,
+                    "put it on one device, e.g. jax.device_put(x, jax.devices()[0])",
+                )
+
+    def check(self, tree: Any, leaves: Sequence[Array]) -> None:
+        """Refuse arguments of other structure, shapes or dtypes than traced."""
+        who = f"megakernel '{self.program.name}'"
+        if tree != self.in_tree:
+            raise LaunchError(
+                f"{who}: the arguments are {tree}, it was traced for {self.in_tree}",
+                self.executable.src,
+            )
+        names = self.program.inputs
+        for name, x, want in zip(names, leaves, self.avals, strict=True):
+            have = aval_of(x) if hasattr(x, "shape") else None
+            if have is None or (have.shape, have.dtype) != (want.shape, want.dtype):
+                raise LaunchError(
+                    f"{who}: argument {name} is {_show(x, have)}, it was traced for "
+                    f"{_show(x, want)}",
+                    self.executable.src,
+                    "trace again for other shapes: call the megakernel itself",
+                )
+
+    def stage(self, executable: Executable) -> Any:
+        """JAX's own Traced of the program."""
+        jitted = self._jit if executable is self.executable else None
+        return (jitted or self._jitted(executable)).trace(*self.avals)
+
+    def _jitted(self, executable: Executable) -> Any:
+        def call(*leaves: Array) -> list[Array]:
+            return megakernel_p.bind(*leaves, executable=executable)
+
+        call.__name__ = call.__qualname__ = executable.program.name
+        return jax.jit(call, donate_argnums=self._donated)
+
+
+def _show(x: Any, aval: jax.ShapeDtypeStruct | None) -> str:
+    if aval is None:
+        return f"a {type(x).__name__}"
+    return f"{np.dtype(aval.dtype).name}[{', '.join(map(str, aval.shape))}]"
+
+
+class Lowered:
+    """A program lowered for an implementation and a platform."""
+
+    def __init__(
+        self, traced: Traced, executable: Executable, platforms: Sequence[str] | None
+    ) -> None:
+        self._traced, self._executable, self._platforms = traced, executable, platforms
+        self._choices = [
+            executable.choose(p) for p in platforms or (default_platform(),)
+        ]
+        self._texts: dict[str, str] = {}
+
+    @property
+    def choice(self) -> Choice:
+        """What runs on the first platform."""
+        return self._choices[0]
+
+    @property
+    def plan(self) -> KernelPlan:
+        """The plan for the machine of the first platform (of an H200, for "xla")."""
+        return self._executable.plan(self.choice.machine)
+
+    def why(self) -> str:
+        """Which implementation runs, and why."""
+        return str(self.choice)
+
+    def as_text(self, stage: str = "stablehlo") -> str:
+        """The text of a stage of the compiler.
+
+        Args:
+            stage: program, tasks, dependences, events, normalized, schedule, elided,
+                pages, words, or stablehlo for what JAX compiles.
+        """
+        if stage not in TEXTS:
+            raise LaunchError(f"no stage {stage!r}", hint=f"one of {', '.join(TEXTS)}")
+        if stage == "stablehlo":
+            return self._jax_lowered().as_text()
+        if stage == "words":
+            return _words_text(self.plan)
+        if stage not in self._texts:
+            e = self._executable
+            for made in run_passes(e.program, self.choice.machine, e.options):
+                self._texts[made.name] = made.as_text()
+                if made.name == stage:
+                    break
+        return self._texts[stage]
+
+    def compile(self) -> "Compiled":
+        """Compile for the device."""
+        return Compiled(self._traced, self._jax_lowered().compile(), self.choice)
+
+    def _jax_lowered(self) -> Any:
+        stage = self._traced.stage(self._executable)
+        if self._platforms is None:
+            return stage.lower()
+        return stage.lower(lowering_platforms=tuple(self._platforms))
+
+
+def _words_text(plan: KernelPlan) -> str:
+    """The instructions of every SM, one a line, then its lists of waits."""
+    encoded = encode_plan(plan)
+    lines: list[str] = []
+    for sm, words in enumerate(encoded.words):
+        lines.append(f"sm {sm}")
+        for at in range(0, encoded.waits_at, encoded.stride):
+            lines.append("  " + " ".join(map(str, words[at : at + encoded.stride])))
+        lines.append("  waits " + " ".join(map(str, words[encoded.waits_at :])))
+    return "\n".join(lines) + "\n"
+
+
+class Compiled:
+    """A compiled program: call it with arguments of the shapes that were traced."""
+
+    def __init__(self, traced: Traced, compiled: Any, choice: Choice) -> None:
+        self._traced, self._compiled, self.choice = traced, compiled, choice
+
+    def __call__(self, *args: Tree) -> Tree:
+        leaves, tree = jax.tree.flatten(args)
+        self._traced.check(tree, leaves)
+        self._traced.check_devices(leaves)
+        return jax.tree.unflatten(self._traced.out_tree, self._compiled(*leaves))
+
+    def why(self) -> str:
+        """Which implementation runs, and why."""
+        return str(self.choice)
+
+    def as_text(self) -> str:
+        """The optimised HLO of the device."""
+        return self._compiled.as_text()
