@@ -75,13 +75,18 @@ def check_roles(
     known: Mapping[Any, Role],
     columns: int,
     who: str,
+    *,
+    inner: bool = False,
 ) -> dict[Any, Role]:
     """Roles of all values of some equations, given those of their operands.
+
+    Args:
+        inner: True for the body or merge of a fold, whose operands are not the task's.
 
     Raises:
         TraceError: an operation without meaning on tiles.
     """
-    checker = _Checker(dict(known), columns, who)
+    checker = _Checker(dict(known), columns, who, set() if inner else set(known))
     for e in equations:
         roles = checker.equation(e)
         checker.env.update(zip(e.outvars, roles, strict=True))
@@ -89,8 +94,10 @@ def check_roles(
 
 
 class _Checker:
-    def __init__(self, env: dict[Any, Role], columns: int, who: str) -> None:
-        self.env, self.columns, self.who = env, columns, who
+    def __init__(
+        self, env: dict[Any, Role], columns: int, who: str, operands: set[Any]
+    ) -> None:
+        self.env, self.columns, self.who, self.operands = env, columns, who, operands
 
     def refuse(self, e: Any, why: str, hint: str = "") -> NoReturn:
         avals = ", ".join(str(v.aval) for v in e.invars)
@@ -113,7 +120,7 @@ class _Checker:
             "mk_roll": self.roll,
             "mk_dot": self.dot,
             "mk_fold": self.fold,
-            "mk_extent": lambda e, ins: [Role("scalar", mask=True)],
+            "mk_extent": self.extent,
             "mk_program_id": lambda e, ins: [SCALAR],
         }
         streams = any(r.kind == "stream" for r in ins)
@@ -234,6 +241,16 @@ class _Checker:
             self.refuse(e, "an axis changes its role", REMEDY["transpose"])
         return [ins[0]]
 
+    def extent(self, e: Any, ins: list[Role]) -> list[Role]:
+        if e.invars[0] not in self.operands:
+            self.refuse(
+                e,
+                "mk.valid of a value that is no operand of the task",
+                "a computed value has the extent of the operand that it comes from: "
+                "mk.valid(operand, axis); inside of mk.fold use its `valid`",
+            )
+        return [Role("scalar", mask=True)]
+
     def roll(self, e: Any, ins: list[Role]) -> list[Role]:
         if ins[0].kind not in ("tile", "vector") or e.invars[0].aval.shape[-1] > 256:
             self.refuse(e, "mk.roll rotates up to 256 features of a tile")
@@ -267,10 +284,11 @@ class _Checker:
             dict(zip(inner.invars, roles, strict=True)),
             self.columns,
             self.who,
+            inner=True,
         )
         if p["merge"] is not None:
             known = dict(zip(p["merge"].invars, carries * 2, strict=True))
-            check_roles(p["merge"].eqns, known, self.columns, self.who)
+            check_roles(p["merge"].eqns, known, self.columns, self.who, inner=True)
         return carries
 
     def carry(self, shape: tuple[int, ...]) -> Role:

@@ -285,10 +285,7 @@ def _scratch(body: Body, columns: int) -> tuple[Scratch, ...]:
     after = [e for m in merges for e in m.eqns] + list(body.after)
     return (
         *scratch_of(before, body.invars, columns),
-        *(
-            replace(s, after_cut=True)
-            for s in scratch_of(after, body.invars, columns)
-        ),
+        *(replace(s, after_cut=True) for s in scratch_of(after, body.invars, columns)),
     )
 
 

@@ -192,7 +192,8 @@ def _moves(
                 src,
             )
         buffer = recorder.buffers[end.buffer]
-        taken = end.buffer in moved or end.buffer == stack.name
+        # What the layer did not make is a carry, its own or (in a swap) another one.
+        taken = end.buffer in moved or end.buffer not in recorder.made
         if taken or end.view != buffer.shape or end.prefix != (var("layer"),):
             end = _copied(end)
         moved[end.buffer] = stack.name

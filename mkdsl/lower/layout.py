@@ -53,6 +53,8 @@ class Layout:
         lead: number of leading dimensions merged into physical dimension 0.
         column: logical dimension moved innermost and padded, or None.
         shape: physical shape.
+        chunk: vectors that are read whole lie in rows of `chunk`, so that one copy
+            brings them (a copy moves 256 elements along a dimension at most), or 0.
     """
 
     buffer: Buffer
@@ -60,6 +62,7 @@ class Layout:
     lead: int
     column: int | None
     shape: tuple[int, ...]
+    chunk: int = 0
 
 
 AxisRole = Literal["index", "row", "feature"]
@@ -136,8 +139,13 @@ def _column_axis(o: Operand) -> int | None:
     return kept[0] if kept else None
 
 
-def plan_layouts(buffers: Sequence[Buffer], kinds: Sequence[Kind]) -> dict[str, Layout]:
+def plan_layouts(
+    buffers: Sequence[Buffer], kinds: Sequence[Kind], *, chunks: bool = True
+) -> dict[str, Layout]:
     """The layout of every buffer that some kind uses.
+
+    Args:
+        chunks: allow rows of vectors, see Layout.chunk.
 
     Raises:
         PlanError: two accesses of one buffer need different layouts.
@@ -152,13 +160,15 @@ def plan_layouts(buffers: Sequence[Buffer], kinds: Sequence[Kind]) -> dict[str, 
             writes.setdefault(o.access.buffer, []).append(o)
     table = {b.name: b for b in buffers}
     return {
-        name: _layout(table[name], reads.get(name, []), writes.get(name, []))
+        name: _layout(table[name], reads.get(name, []), writes.get(name, []), chunks)
         for name in table
         if name in reads or name in writes
     }
 
 
-def _layout(buffer: Buffer, reads: list[Operand], writes: list[Operand]) -> Layout:
+def _layout(
+    buffer: Buffer, reads: list[Operand], writes: list[Operand], chunks: bool
+) -> Layout:
     views = list(dict.fromkeys(o.access.view for o in reads or writes))
     if len(views) > 1:
         raise PlanError(
@@ -195,7 +205,18 @@ def _layout(buffer: Buffer, reads: list[Operand], writes: list[Operand]) -> Layo
     same_view = [o.access for o in (*reads, *writes) if o.access.view == view]
     lead = min(min(map(_squeezed, same_view)), len(view) - 1)
     shape = (math.prod(view[:lead]), *view[lead:])
-    return Layout(buffer, view, lead, None, shape)
+    chunk = 0
+    if chunks and not writes and all(_whole_vector(o) for o in reads):
+        chunk = next((c for c in (256, 192, 128, 64) if view[-1] % c == 0), 0)
+        if chunk:
+            shape = (*shape[:-1], view[-1] // chunk, chunk)
+    return Layout(buffer, view, lead, None, shape, chunk)
+
+
+def _whole_vector(o: Operand) -> bool:
+    last, n = o.access.axes[-1], o.access.view[-1]
+    whole = last.start == expr(0) and last.size == n and not last.squeezed
+    return o.param.use == "vector" and whole
 
 
 def _features(o: Operand) -> int:
@@ -217,13 +238,13 @@ def _squeezed(access: Access) -> int:
     return count
 
 
-def place(
-    layout: Layout, operand: Operand, part: int = 0, *, written: bool = False
-) -> Place:
+def place(layout: Layout, operand: Operand, *, written: bool = False) -> Place:
     """Physical position of a block read or written in the view of the layout.
 
+    The parts of an operand of a combine follow the place given, in the merged
+    dimension.
+
     Args:
-        part: which part, for the operands of a combine.
         written: it is a result: a vector then has a row, too.
     """
     axes = operand.access.axes
@@ -231,14 +252,15 @@ def place(
     if operand.parts:
         kept = kept[1:]
     if layout.column is not None:
-        return _column_place(layout, axes, kept, part)
+        return _column_place(layout, axes, kept)
     rowed = len(kept) == 2 and (written or operand.param.use in ("tile", "stream"))
     roles: dict[int, AxisRole] = {kept[-1]: "feature"}
     if rowed or (len(kept) == 2 and axes[kept[0]].size == 1):
         roles[kept[0]] = "row" if rowed else "index"
     n = layout.lead
     lead = _flat([a.start for a in axes[:n]], layout.view[:n])
-    rest = enumerate(zip(axes[n:], layout.shape[1:], strict=True), n)
+    dims = layout.view[n:] if layout.chunk else layout.shape[1:]
+    rest = enumerate(zip(axes[n:], dims, strict=True), n)
     return Place(
         lead,
         tuple(
@@ -248,9 +270,7 @@ def place(
     )
 
 
-def _column_place(
-    layout: Layout, axes: Sequence[Axis], kept: Sequence[int], part: int
-) -> Place:
+def _column_place(layout: Layout, axes: Sequence[Axis], kept: Sequence[int]) -> Place:
     column = kept[0]
     feature = kept[1] if len(kept) == 2 else None
     block = axes[column]
@@ -263,10 +283,7 @@ def _column_place(
             "it as bfloat16, or let one task handle all columns",
         )
     outer = [i for i in range(len(axes)) if i not in (column, feature)]
-    starts = [
-        axes[i].start if axes[i].squeezed else axes[i].start + part for i in outer
-    ]
-    lead = _flat(starts, [layout.view[i] for i in outer])
+    lead = _flat([axes[i].start for i in outer], [layout.view[i] for i in outer])
     start, size = (expr(0), 1)
     if feature is not None:
         start, size = axes[feature].start, axes[feature].size

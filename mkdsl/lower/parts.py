@@ -103,15 +103,16 @@ def _between(
     reads: list[Access] = []
     for n, ((columns, features), dtype) in enumerate(accumulators(call.task)):
         lead = () if layers is None else (layers,)
-        shape = (*lead, parts, *call.grid, columns, features)
+        # Parts of one task lie side by side: the combine loads them with one copy.
+        shape = (*lead, *call.grid, parts, columns, features)
         buffer = Buffer(f"{call.name}.{word}{n}", shape, dtype, "temp", src=call.src)
         if buffer.item_bytes == 4:
             buffer = replace(buffer, column=len(shape) - 2)
         tile = (Axis(expr(0), columns), Axis(expr(0), features))
         one, every = Axis(PART, 1, squeezed=True), Axis(expr(0), parts)
         temps.append(buffer)
-        writes.append(Access(buffer.name, shape, (*layer, one, *pid, *tile), call.src))
-        reads.append(Access(buffer.name, shape, (*layer, every, *pid, *tile), call.src))
+        writes.append(Access(buffer.name, shape, (*layer, *pid, one, *tile), call.src))
+        reads.append(Access(buffer.name, shape, (*layer, *pid, every, *tile), call.src))
     return tuple(temps), tuple(writes), tuple(reads)
 
 

@@ -256,6 +256,9 @@ def _gathered(
             extent = None if axis.extent is None else context.value(axis.extent, point)
             start = context.value(axis.start, point)
             share = take(share, d, start, axis.size, extent)
+        # XLA on CPU (jax 0.11.2) has no bfloat16 product of two gathered arrays:
+        # "Unsupported element type for DotThunk::Execute: BF16 x BF16 = F32".
+        share = lax.optimization_barrier(share)
         return Operand(jnp.reshape(share, shape), extents(point))
 
     return Prepared(value, (), finish)

@@ -229,6 +229,7 @@ def count_dropped(program: Program, scalars: Mapping[str, Array]) -> Array:
     Returns:
         int32 [].
     """
+    scalars = {name: jnp.asarray(x) for name, x in scalars.items()}
     total = jnp.int32(0)
     for step in program.steps:
         if isinstance(step, Call):

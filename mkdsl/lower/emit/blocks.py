@@ -98,11 +98,15 @@ def block_of(operand: Operand, task_columns: int) -> Block:
     return Block(operand, columns, features, padded, wide)
 
 
-def resident_types(block: Block, slots: int) -> tuple[Any, Any]:
+def resident_types(block: Block, layout: Layout, slots: int) -> tuple[Any, Any]:
     """(tiled, raw) shared memory of a resident operand."""
     if block.vector:
-        plain = plgpu.SMEM((slots, max(block.padded, 64)), block.dtype)
-    elif block.column:
+        flat = plgpu.SMEM((slots, block.padded), block.dtype)
+        if not layout.chunk:
+            return flat, flat
+        rows = block.features // layout.chunk
+        return flat, plgpu.SMEM((slots, rows, layout.chunk), block.dtype)
+    if block.column:
         parts = (block.operand.parts,) if block.operand.parts else ()
         plain = plgpu.SMEM((slots, *parts, block.lanes), block.dtype)
     elif block.wide:
@@ -172,21 +176,29 @@ def loads(block: Block, layout: Layout, eval_: Eval) -> list[Copy]:
     """The copies that bring a resident operand to shared memory."""
     name, operand = layout.buffer.name, block.operand
     if layout.column is not None:
-        found: list[Copy] = []
-        for part in range(max(operand.parts, 1)):
-            where = place(layout, operand, part)
-            prefix = (part,) if operand.parts else ()
-            if block.column and layout.shape[2] < block.lanes:
-                raise PlanError(
-                    f"{name}: single columns of {list(layout.view)} are read",
-                    operand.access.src,
-                    "read the whole tile, or keep columns in an array of their own",
-                )
-            n = block.lanes if block.column else block.columns
-            found += _column_copies(block, where, name, prefix, block.padded, n, eval_)
-        return found
+        where = place(layout, operand)
+        if block.column and layout.shape[2] < block.lanes:
+            raise PlanError(
+                f"{name}: single columns of {list(layout.view)} are read",
+                operand.access.src,
+                "read the whole tile, or keep columns in an array of their own",
+            )
+        n = block.lanes if block.column else block.columns
+        copies = _column_copies(block, where, name, block.padded, n, eval_)
+        if not operand.parts:
+            return copies
+        return [
+            c._replace(
+                shared=(pl.ds(0, operand.parts), *c.shared),
+                index=(pl.ds(c.index[0], operand.parts), *c.index[1:]),
+            )
+            for c in copies
+        ]
     where = place(layout, operand)
     if block.vector:
+        if layout.chunk:
+            *lead, _ = _index(where, eval_, 1, (0, block.features))
+            return [Copy(True, (), name, tuple(lead))]
         spans = _spans(round_up(block.features, 8), MAX_COPY)
         return [
             Copy(False, (pl.ds(*span),), name, _index(where, eval_, 1, span))
@@ -222,7 +234,6 @@ def _column_copies(
     block: Block,
     where: Place,
     name: str,
-    prefix: tuple[Any, ...],
     features: int,
     columns: int,
     eval_: Eval,
@@ -230,11 +241,11 @@ def _column_copies(
     if block.column:
         index = _index(where, eval_, columns, (0, 1))
         feature = index[1].start
-        return [Copy(False, prefix, name, (index[0], feature, index[2]))]
+        return [Copy(False, (), name, (index[0], feature, index[2]))]
     return [
         Copy(
             False,
-            (*prefix, pl.ds(*span)),
+            (pl.ds(*span),),
             name,
             _index(where, eval_, columns, span),
         )
@@ -258,7 +269,7 @@ def stores(block: Block, layout: Layout, eval_: Eval) -> list[Copy]:
     if layout.column is not None:
         where = place(layout, operand)
         n = block.columns
-        found = _column_copies(block, where, name, (), block.features, n, eval_)
+        found = _column_copies(block, where, name, block.features, n, eval_)
         return [c._replace(guard=guard) for c in found]
     if plain_result(block, layout):
         return [
@@ -297,9 +308,7 @@ def stores(block: Block, layout: Layout, eval_: Eval) -> list[Copy]:
     ]
 
 
-def _row_index(
-    where: Place, eval_: Eval, rows: int, feature: tuple[int, int]
-) -> Any:
+def _row_index(where: Place, eval_: Eval, rows: int, feature: tuple[int, int]) -> Any:
     """As _index, with the merged leading dimension for the only row."""
     lead, *rest = _index(where, eval_, rows, feature)
     return (pl.ds(lead, 1), *rest)
@@ -314,6 +323,19 @@ def _guard(operand: Operand) -> tuple[tuple[Expr, int], ...]:
     )
 
 
+def tiled_page(operand: Operand, layout: Layout, page: tuple[int, int]) -> bool:
+    """True if one tiled copy may bring every page of a streamed block."""
+    where = place(layout, operand)
+    row, feature = where.axis("row"), where.axis("feature")
+    assert row is not None
+    assert feature is not None
+    whole = [(row, 8, page[0]), (feature, 64, page[1])]
+    return all(
+        multiple(a.start, t) and a.dim % t == 0 and step % t == 0
+        for a, t, step in whole
+    )
+
+
 def page_copies(
     operand: Operand,
     layout: Layout,
@@ -321,19 +343,25 @@ def page_copies(
     row: Value,
     column: Value,
     eval_: Eval,
-) -> list[tuple[int, tuple[Any, ...]]]:
-    """(64-feature chunk, indices) of a page at `row`, `column` of a streamed block."""
+    *,
+    tiled: bool,
+) -> list[Copy]:
+    """The copies of a page at `row`, `column` of a streamed block.
+
+    Tiled: one copy into [rows, features]. Else one per 64 features into [rows, 64].
+    """
     where = place(layout, operand)
     rows, features = page
-    found: list[tuple[int, tuple[Any, ...]]] = []
-    for j in range(features // 64):
+    step = features if tiled else 64
+    found: list[Copy] = []
+    for at in range(0, features, step):
         index = [eval_(where.lead)]
         for axis in where.axes:
             start = eval_(axis.start)
             if axis.role == "row":
                 start = pl.ds(start + row, rows)
             elif axis.role == "feature":
-                start = pl.ds(start + column + 64 * j, 64)
+                start = pl.ds(start + column + at, step)
             index.append(start)
-        found.append((j, tuple(index)))
+        found.append(Copy(not tiled, (at // 64,), layout.buffer.name, tuple(index)))
     return found

@@ -24,7 +24,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from mkdsl.errors import InternalError
-from mkdsl.lang.body import evaluate, is_literal, line_of
+from mkdsl.lang.body import is_literal, line_of
 from mkdsl.lang.primitives import dot_p, extent_p, fold_p, program_id_p, roll_p
 from mkdsl.lang.roles import ELEMENTWISE, RENAMES
 from mkdsl.lower.emit.blocks import Block
@@ -394,9 +394,11 @@ class Emitter:
 
         def pages(acc: Ref) -> Value:
             def step(chunks: Sequence[Ref], first: Any) -> None:
-                for j, ref in enumerate(chunks):
-                    k = pl.ds(pl.multiple_of(first + 64 * j, 64), 64)
+                at = first
+                for ref in chunks:
+                    k = pl.ds(pl.multiple_of(at, 64), ref.shape[1])
                     plgpu.wgmma(acc, ref, b.at[:, k].transpose((1, 0)))
+                    at = at + ref.shape[1]
                 plgpu.wgmma_wait(0)
 
             self.streams.dot(w, step)

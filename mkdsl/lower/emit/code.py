@@ -8,7 +8,7 @@ from mkdsl.lang.body import Body, is_literal
 from mkdsl.lang.expr import Expr, expr, maximum, minimum, var
 from mkdsl.lang.program import Dot, Scratch
 from mkdsl.lang.task import scratch_of
-from mkdsl.lower.emit.blocks import Block, block_of
+from mkdsl.lower.emit.blocks import Block, block_of, loads, tiled_page
 from mkdsl.lower.ir import Kind
 from mkdsl.lower.layout import Layout, Operand, operands, results
 from mkdsl.lower.pages import kind_streams, round_up, stream_operands, stream_page
@@ -25,6 +25,7 @@ class Stream:
         full_pages, rest: of a dot: whole pages, features of a last, shorter one.
         first: of a dot: where its depth starts in operand B.
         count: of a fold: rows that exist.
+        tiled: pages are [rows, features], brought by one copy; else [rows, 64] blocks.
     """
 
     parameters: tuple[int, ...]
@@ -35,6 +36,12 @@ class Stream:
     rest: int
     first: Expr
     count: Expr
+    tiled: bool
+
+    @property
+    def copies(self) -> int:
+        """Copies of one page."""
+        return 1 if self.tiled else self.page[1] // 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +54,7 @@ class Code:
         invars: variables of the body for the operands of the task.
         equations, outvars: what this mode computes.
         extents: (parameter, axis) -> elements that exist.
+        arrivals: copies of its resident operands, or 1 if it has none.
     """
 
     index: int
@@ -65,6 +73,7 @@ class Code:
     cut_equations: tuple[Any, ...]
     cut_vars: tuple[Any, ...]
     extents: Mapping[tuple[int, int], Expr]
+    arrivals: int
 
     def stream_of(self, parameter: int) -> Stream:
         """The stream that reads a parameter of the task."""
@@ -97,15 +106,20 @@ def code_of(
         blocks=blocks,
         residents=tuple(b for b in blocks if b is not None),
         results=tuple(block_of(o, columns) for o in results(kind)),
-        streams=tuple(_streams(kind, given, page_bytes)),
+        streams=tuple(_streams(kind, given, layouts, page_bytes)),
         scratch=_scratch(kind, body, equations),
         invars=tuple(body.invars[i] for i in kind.operands),
         equations=equations,
         outvars=outvars,
         cut_equations=body.cut_equations,
         cut_vars=body.cut_vars,
-        extents=_extents(kind, given, layouts),
+        extents=_extents(kind, given),
+        arrivals=max(1, sum(_copies(b, layouts) for b in blocks if b is not None)),
     )
+
+
+def _copies(block: Block, layouts: Mapping[str, Layout]) -> int:
+    return len(loads(block, layouts[block.operand.access.buffer], lambda e: 0))
 
 
 def _equations(kind: Kind, body: Body) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
@@ -124,7 +138,12 @@ def _scratch(kind: Kind, body: Body, equations: Sequence[Any]) -> tuple[Scratch,
     return (*scratch_of(merge.eqns, (), kind.task.columns), *own)
 
 
-def _streams(kind: Kind, given: Sequence[Operand], page_bytes: int) -> list[Stream]:
+def _streams(
+    kind: Kind,
+    given: Sequence[Operand],
+    layouts: Mapping[str, Layout],
+    page_bytes: int,
+) -> list[Stream]:
     found: list[Stream] = []
     for s in kind_streams(kind):
         if kind.mode == "combine":
@@ -144,14 +163,16 @@ def _streams(kind: Kind, given: Sequence[Operand], page_bytes: int) -> list[Stre
             row = next(a for a in reads[0].access.axes if not a.squeezed)
             count = row.extent if row.extent is not None else expr(row.size)
         is_fold = not isinstance(s, Dot)
-        found.append(Stream(parameters, reads, page, is_fold, full, rest, first, count))
+        tiled = not is_fold and all(
+            tiled_page(o, layouts[o.access.buffer], page) for o in reads
+        )
+        found.append(
+            Stream(parameters, reads, page, is_fold, full, rest, first, count, tiled)
+        )
     return found
 
 
-def _extents(
-    kind: Kind, given: Sequence[Operand], layouts: Mapping[str, Layout]
-) -> dict[tuple[int, int], Expr]:
-    del layouts
+def _extents(kind: Kind, given: Sequence[Operand]) -> dict[tuple[int, int], Expr]:
     found: dict[tuple[int, int], Expr] = {}
     for parameter, o in zip(kind.operands, given, strict=False):
         kept = [

@@ -20,7 +20,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from mkdsl.lang.program import Access, Output
 from mkdsl.lower.emit import roles
-from mkdsl.lower.emit.blocks import RAW, TILED, loads, resident_types, result_types
+from mkdsl.lower.emit.blocks import RAW, TILED, resident_types, result_types
 from mkdsl.lower.emit.code import Code, code_of
 from mkdsl.lower.emit.sync import Counters
 from mkdsl.lower.encode import BLOCK_WORDS, Encoded, encode
@@ -72,7 +72,8 @@ class Launcher:
         graph = plan.schedule.events.graph
         self.plan, self.interpret = plan, interpret
         self.program = graph.program
-        self.layouts = plan_layouts(graph.buffers, graph.kinds)
+        chunks = interpret is None
+        self.layouts = plan_layouts(graph.buffers, graph.kinds, chunks=chunks)
         self.codes = [
             code_of(i, k, self.layouts, plan.page_bytes)
             for i, k in enumerate(graph.kinds)
@@ -149,25 +150,21 @@ class Launcher:
                 barrier(num_arrivals=len(list(self._preamble()))),
                 barrier(num_arrivals=arrivals[0], num_barriers=plan.ring),
                 barrier(num_barriers=plan.ring),
-                barrier(num_arrivals=arrivals[1], num_barriers=plan.arena_slots),
                 barrier(num_barriers=plan.arena_slots),
                 barrier(num_barriers=plan.staging_slots),
                 barrier(num_barriers=plan.staging_slots),
                 barrier(),
+                *(
+                    barrier(num_arrivals=n, num_barriers=plan.arena_slots)
+                    for n in arrivals[1]
+                ),
             ],
         )
 
-    def _arrivals(self) -> tuple[int, int]:
-        """Arrivals of a page and of the resident operands of a task."""
-        pages = [s.page[1] // 64 for c in self.codes for s in c.streams]
-        residents = [
-            sum(
-                len(loads(b, self.layouts[b.operand.access.buffer], lambda e: 0))
-                for b in c.residents
-            )
-            for c in self.codes
-        ]
-        return max([1, *pages]), max([1, *residents])
+    def _arrivals(self) -> tuple[int, list[int]]:
+        """Copies of a page at most; numbers of copies of resident operands."""
+        pages = [s.copies for c in self.codes for s in c.streams]
+        return max([1, *pages]), sorted({c.arrivals for c in self.codes})
 
     def _preamble(self) -> Iterator[tuple[int, int, int]]:
         """(which, start, size) of the copies of words and scalars."""
@@ -175,24 +172,36 @@ class Launcher:
             for at in range(0, n, BLOCK_WORDS):
                 yield which, at, min(BLOCK_WORDS, n - at)
 
-    def _page_rows(self) -> list[int]:
-        """Rows of the views of the ring."""
-        pages = {s.page[0] for c in self.codes for s in c.streams}
-        return sorted({roles.slot_rows(rows) for rows in pages} or {64})
+    def _page_views(self) -> list[tuple[int, bool]]:
+        """(rows, tiled) of the views of the ring; the untiled ones come first."""
+        streams = [s for c in self.codes for s in c.streams]
+        views = {(roles.slot_rows(s.page[0]), s.tiled) for s in streams}
+        return sorted(views or {(64, True)}, key=lambda v: (v[1], v[0]))
+
+    def _ring_types(self) -> list[Any]:
+        """The views, then the untiled ones again as copies see them."""
+        ring, elements = self.plan.ring, self.plan.page_bytes // 2
+        types: list[Any] = []
+        for rows, tiled in self._page_views():
+            shape = (ring, rows, elements // rows)
+            if not tiled:
+                shape = (ring, elements // rows // 64, rows, 64)
+            types.append(plgpu.SMEM(shape, jnp.bfloat16, transforms=TILED))
+        for rows, tiled in self._page_views():
+            if not tiled:
+                shape = (ring, elements // rows // 64, rows, 64)
+                types.append(plgpu.SMEM(shape, jnp.bfloat16, transforms=RAW))
+        return types
 
     def _memory_types(self) -> list[Any]:
         plan = self.plan
-        rows = self._page_rows()
-        chunks = plan.page_bytes // (64 * 2)
-        ring = [
-            plgpu.SMEM(
-                (plan.ring, chunks // r, r, 64), jnp.bfloat16, transforms=transforms
-            )
-            for transforms in (TILED, RAW)
-            for r in rows
-        ]
         arena = [
-            [resident_types(b, plan.arena_slots) for b in c.residents]
+            [
+                resident_types(
+                    b, self.layouts[b.operand.access.buffer], plan.arena_slots
+                )
+                for b in c.residents
+            ]
             for c in self.codes
         ]
         staging = [
@@ -206,7 +215,7 @@ class Launcher:
         ]
         scratch = [[_scratch_type(s, c.columns) for s in c.scratch] for c in self.codes]
         return [
-            plgpu.RefUnion(*ring),
+            plgpu.RefUnion(*self._ring_types()),
             _union(
                 [[t for t, _ in g] for g in arena], [[r for _, r in g] for g in arena]
             ),
@@ -265,21 +274,33 @@ class Launcher:
         staging: Sequence[Any],
         scratch: Sequence[Any],
     ) -> None:
-        n, rows = len(self.codes), self._page_rows()
+        n, views = len(self.codes), self._page_views()
+        arrivals, counts = self._arrivals()
+        full, empty, free, ready, drained, done, *landed = barriers
         # The interpreter gives the two views of a block memory of their own.
         raw = 1 if self.interpret is None else 0
         memory = roles.Memory(
             arrays,
             words,
             scalars,
-            dict(zip(rows, ring[: len(rows)], strict=True)),
-            dict(zip(rows, ring[raw * len(rows) :], strict=False)),
+            dict(zip(views, ring, strict=False)),
+            {
+                rows: ring[len(views) + i if raw else i]
+                for i, (rows, tiled) in enumerate(views)
+                if not tiled
+            },
             arena[:n],
             arena[n : 2 * n],
             scratch[:n],
             staging[:n],
             staging[raw * n : (raw + 1) * n],
-            *barriers,
+            full,
+            empty,
+            dict(zip(counts, landed, strict=True)),
+            free,
+            ready,
+            drained,
+            done,
         )
         plan = self.plan
         kernel = roles.Kernel(
@@ -290,7 +311,7 @@ class Launcher:
             plan.in_flight,
             plan.arena_slots,
             plan.staging_slots,
-            *self._arrivals(),
+            arrivals,
             memory,
             counters,
         )

@@ -36,7 +36,7 @@ class Memory(NamedTuple):
     arrays: dict[str, Ref]
     words: Ref
     scalars: Ref
-    pages: dict[int, Ref]
+    pages: dict[tuple[int, bool], Ref]
     raw_pages: dict[int, Ref]
     arena: Sequence[Sequence[Ref]]
     raw_arena: Sequence[Sequence[Ref]]
@@ -45,7 +45,7 @@ class Memory(NamedTuple):
     raw_staging: Sequence[Sequence[Ref]]
     full: Ref
     empty: Ref
-    landed: Ref
+    landed: dict[int, Ref]
     free: Ref
     ready: Ref
     drained: Ref
@@ -54,6 +54,9 @@ class Memory(NamedTuple):
 
 class Kernel(NamedTuple):
     """What the roles share: code of the kinds, sizes, memory, counters.
+
+    A barrier counts a fixed number of arrivals, and an arrival by hand costs 128
+    operations on one address, so there is one `landed` barrier per number of copies.
 
     counters is None on one SM without device counters (interpret mode): every task
     then waits until the one before it has been stored.
@@ -67,7 +70,6 @@ class Kernel(NamedTuple):
     arena_slots: int
     staging_slots: int
     page_arrivals: int
-    load_arrivals: int
     memory: Memory
     counters: Counters | None
 
@@ -173,7 +175,7 @@ def loader(kernel: Kernel) -> None:
     """Stream pages: at most `in_flight` on their way, the rest of the ring landed."""
     mem, ring, flying = kernel.memory, kernel.ring, kernel.in_flight
 
-    def issue(g: Value, page: tuple[int, int], copies: Any, array: str) -> Value:
+    def issue(g: Value, s: Stream, copies: Sequence[Copy], features: int) -> Value:
         slot = lax.rem(g, ring)
 
         @pl.when(g >= ring)
@@ -184,14 +186,10 @@ def loader(kernel: Kernel) -> None:
         def _() -> None:
             plgpu.barrier_wait(mem.full.at[lax.rem(g - flying, ring)])
 
-        raw = mem.raw_pages[slot_rows(page[0])]
-        for j, index in copies:
-            target = raw.at[slot, j]
-            if page[0] != raw.shape[2]:
-                target = raw.at[slot, j, pl.ds(0, page[0])]
-            plgpu.copy_gmem_to_smem(
-                mem.arrays[array].at[index], target, mem.full.at[slot]
-            )
+        for copy in copies:
+            target = _page_target(kernel, s, slot, features, copy)
+            source = mem.arrays[copy.array].at[copy.index]
+            plgpu.copy_gmem_to_smem(source, target, mem.full.at[slot])
         for _ in range(kernel.page_arrivals - len(copies)):
             plgpu.barrier_arrive(mem.full.at[slot])
         return g + 1
@@ -202,8 +200,9 @@ def loader(kernel: Kernel) -> None:
 
         def page(p: Value, features: int, g: Value) -> Value:
             shape = (s.page[0], features)
-            copies = page_copies(operand, layout, shape, 0, p * s.page[1], at)
-            return issue(g, shape, copies, layout.buffer.name)
+            column = p * s.page[1]
+            copies = page_copies(operand, layout, shape, 0, column, at, tiled=s.tiled)
+            return issue(g, s, copies, features)
 
         g = lax.fori_loop(0, s.full_pages, lambda p, g: page(p, s.page[1], g), g)
         return page(s.full_pages, s.rest, g) if s.rest else g
@@ -212,8 +211,9 @@ def loader(kernel: Kernel) -> None:
         def block(i: Value, g: Value) -> Value:
             for operand in s.operands:
                 layout = code.layouts[operand.access.buffer]
-                copies = page_copies(operand, layout, s.page, i * s.page[0], 0, at)
-                g = issue(g, s.page, copies, layout.buffer.name)
+                row = i * s.page[0]
+                copies = page_copies(operand, layout, s.page, row, 0, at, tiled=s.tiled)
+                g = issue(g, s, copies, s.page[1])
             return g
 
         return lax.fori_loop(0, fold_blocks(s, at), block, g)
@@ -249,6 +249,21 @@ def _last(kernel: Kernel, count: Value) -> None:
             plgpu.barrier_wait(kernel.memory.done)
 
 
+def _page_target(
+    kernel: Kernel, s: Stream, slot: Value, features: int, copy: Copy
+) -> Ref:
+    """Where a copy of a page goes."""
+    mem, rows = kernel.memory, s.page[0]
+    if s.tiled:
+        ref = mem.pages[slot_rows(rows), True]
+        if (rows, features) == ref.shape[1:]:
+            return ref.at[slot]
+        return ref.at[slot, pl.ds(0, rows), pl.ds(0, features)]
+    ref = mem.raw_pages[slot_rows(rows)]
+    part = () if rows == ref.shape[2] else (pl.ds(0, rows),)
+    return ref.at[(slot, *copy.shared, *part)]
+
+
 def slot_rows(rows: int) -> int:
     """Rows of the view of the ring that pages of `rows` rows use."""
     return 64 if rows <= 64 else 128 if rows <= 128 else 256
@@ -279,16 +294,16 @@ def fetcher(kernel: Kernel) -> None:
 
             _after_previous(kernel, i)
             _waits(kernel, at, encode.RESIDENT_WAITS)
-            made = 0
+            landed, made = mem.landed[code.arrivals].at[slot], 0
             for k, block in enumerate(code.residents):
                 layout = code.layouts[block.operand.access.buffer]
                 for copy in loads(block, layout, at):
                     target = _arena_target(kernel, code, k, slot, copy)
                     source = mem.arrays[copy.array].at[copy.index]
-                    plgpu.copy_gmem_to_smem(source, target, mem.landed.at[slot])
+                    plgpu.copy_gmem_to_smem(source, target, landed)
                     made += 1
-            for _ in range(kernel.load_arrivals - made):
-                plgpu.barrier_arrive(mem.landed.at[slot])
+            if made == 0:
+                plgpu.barrier_arrive(landed)
             return state
 
         return run
@@ -308,11 +323,15 @@ class _Consumer:
         self.staging = lax.rem(i, kernel.staging_slots)
         self.i = i
 
-    def chunks(self, g: Value, page: tuple[int, int], features: int) -> list[Ref]:
-        """The [rows, 64] blocks of the page that is number g."""
-        ref = self.kernel.memory.pages[slot_rows(page[0])]
+    def chunks(self, g: Value, s: Stream, features: int) -> list[Ref]:
+        """The [rows, features] or [rows, 64] blocks of the page that is number g."""
+        ref = self.kernel.memory.pages[slot_rows(s.page[0]), s.tiled]
         slot = lax.rem(g, self.kernel.ring)
-        rows = () if page[0] == ref.shape[2] else (pl.ds(0, page[0]),)
+        if s.tiled:
+            whole = (s.page[0], features) == ref.shape[1:]
+            part = () if whole else (pl.ds(0, s.page[0]), pl.ds(0, features))
+            return [ref.at[(slot, *part)]]
+        rows = () if s.page[0] == ref.shape[2] else (pl.ds(0, s.page[0]),)
         return [ref.at[(slot, j, *rows)] for j in range(features // 64)]
 
     def take(self, g: Value) -> None:
@@ -328,7 +347,7 @@ class _Consumer:
 
         def page(p: Value, features: int) -> None:
             self.take(base + p)
-            step(self.chunks(base + p, s.page, features), first + p * s.page[1])
+            step(self.chunks(base + p, s, features), first + p * s.page[1])
             self.give(base + p)
 
         def one(p: Value, carry: Value) -> Value:
@@ -360,7 +379,7 @@ class _Consumer:
             blocks: list[PageBlock] = []
             for j in range(n):
                 self.take(first + j)
-                chunks = tuple(self.chunks(first + j, s.page, s.page[1]))
+                chunks = tuple(self.chunks(first + j, s, s.page[1]))
                 blocks.append(PageBlock(chunks, rows))
 
             @pl.when((i + 1) * rows > count)
@@ -385,7 +404,7 @@ class _Consumer:
     def run(self) -> Value:
         """Emit the instruction; returns the number of pages used so far."""
         code, mem, at = self.code, self.kernel.memory, self.at
-        plgpu.barrier_wait(mem.landed.at[self.slot])
+        plgpu.barrier_wait(mem.landed[code.arrivals].at[self.slot])
         refs = iter(r.at[self.slot] for r in mem.arena[code.index])
         values = [self.value(i, refs) for i in range(len(code.operands))]
         first = None
@@ -427,7 +446,9 @@ class _Consumer:
             return self.at(read(a.buffer, *[x.start for x in a.axes]))
         if o.param.use == "stream":
             index = code.kind.operands[i]
-            return Pages(index, code.stream_of(index).page[0])
+            # After the cut only the extents of a stream are left to use.
+            combine = code.kind.mode == "combine"
+            return Pages(index, 0 if combine else code.stream_of(index).page[0])
         block, ref = code.blocks[i], next(refs)
         return ref if o.parts else resident(block, ref)
 
