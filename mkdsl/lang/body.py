@@ -76,13 +76,17 @@ def flatten(jaxpr: Any) -> Any:
     equations: list[Equation] = []
     seen: dict[Any, list[Var]] = {}
 
-    def walk(j: Any, env: dict[Var, Any]) -> list[Any]:
+    def walk(j: Any, env: dict[Var, Any], outer: Any = None) -> list[Any]:
         sub: Callable[[Any], Any] = lambda v: v if is_literal(v) else env[v]  # noqa: E731
         for e in j.eqns:
             ins = [sub(v) for v in e.invars]
+            if outer is not None and line_of(e) == NO_SRC:
+                # JAX traces the inside of jnp functions once, for all their callers.
+                e = e.replace(source_info=outer)
             inner = e.params.get(_CALLS.get(e.primitive.name, ""))
             if inner is not None:
-                outs = walk(inner, dict(zip(inner.invars, ins, strict=True)))
+                known = dict(zip(inner.invars, ins, strict=True))
+                outs = walk(inner, known, e.source_info)
             else:
                 outs = _merged(e, ins)
             env.update(zip(e.outvars, outs, strict=True))

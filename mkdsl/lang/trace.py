@@ -17,7 +17,16 @@ from mkdsl.errors import SrcInfo, TraceError, caller
 from mkdsl.lang.arrays import Array, Shape, Spec
 from mkdsl.lang.call import Moved, Recorder, call, current, recording
 from mkdsl.lang.expr import expr, var
-from mkdsl.lang.program import Access, Axis, Buffer, Call, Output, Program, Scan
+from mkdsl.lang.program import (
+    ITEM_BYTES,
+    Access,
+    Axis,
+    Buffer,
+    Call,
+    Output,
+    Program,
+    Scan,
+)
 from mkdsl.lang.task import task
 
 Tree = Any
@@ -300,8 +309,13 @@ def _input(label: str, path: Any, leaf: Any) -> Buffer:
             f"argument {clean} is a {type(leaf).__name__}, not an array",
             hint="bind constants with functools.partial before mk.megakernel",
         )
-    shape = tuple(int(n) for n in leaf.shape)
-    return Buffer(clean, shape, str(np.dtype(leaf.dtype).name), "input")
+    dtype = str(leaf.dtype)
+    if dtype not in ITEM_BYTES:
+        raise TraceError(
+            f"argument {clean} is {dtype}{list(leaf.shape)}",
+            hint=f"arrays of a program are {', '.join(ITEM_BYTES)}",
+        )
+    return Buffer(clean, tuple(int(n) for n in leaf.shape), dtype, "input")
 
 
 def _result(recorder: Recorder, leaf: Any) -> Output:

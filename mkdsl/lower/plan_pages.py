@@ -6,10 +6,10 @@ Guarantees: every kind fits in every part; the sum is at most machine.smem_bytes
 ring has at least as many pages as one step of a body holds at once, and 2.
 Why it is correct: parts are disjoint, each as large as the largest kind needs; loads,
 bodies and stores of a task use its own slot of each part, in queue order.
-How: resident operands get two slots (the next task's arrive while this one computes)
-and results two (they leave while the next are made) where that leaves a ring of 4
-pages; else first operands, then results get one. What is left is pages, at most
-max_ring.
+How: one task at a time has its resident operands and its results in shared memory; what
+    is left is pages, at most max_ring. A second slot would have to be disjoint from the
+    first for every pair of kinds, and costs pages: loads of the next task then wait for
+    the body, results for the store before them, neither of which bounds the kernel.
 Cost: linear in kinds.
 Source: gpu_facts.md, "What made a persistent kernel fast": ring depths 4 to 6 made no
 difference; two page loads in flight gave 600 to 610 us per step, one 674, three 628,
@@ -44,8 +44,6 @@ MAX_BARRIERS = 32
 # CompilerParams.reduction_scratch_bytes of JAX 0.11.2 is 2048.
 BARRIER_BYTES, SCALAR_BYTES, REDUCTION_BYTES = 2048, 1024, 2048
 RESERVED_BYTES = BARRIER_BYTES + SCALAR_BYTES + REDUCTION_BYTES
-# (slots of resident operands, slots of results), preferred first.
-SLOTS = ((2, 2), (1, 2), (1, 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +52,9 @@ class PageOptions:
 
     Attributes:
         max_ring: most pages; more than 6 were never measured to help.
-        wide_ring: pages that must be left when resident operands get a second slot.
     """
 
     max_ring: int = 8
-    wide_ring: int = 4
 
     def __post_init__(self) -> None:
         if not 2 <= self.max_ring <= MAX_BARRIERS:
@@ -82,13 +78,8 @@ def plan_pages(
     words = aligned(instruction_bytes(schedule))
     fixed = RESERVED_BYTES + words + scratch
 
-    def pages(slots: tuple[int, int]) -> int:
-        rest = machine.smem_bytes - fixed - slots[0] * arena - slots[1] * staging
-        return rest // machine.page_bytes
-
-    # The first of these that leaves a wide ring, or else the widest.
-    slots = max(SLOTS, key=lambda s: min(pages(s), options.wide_ring))
-    ring = min(pages(slots), options.max_ring)
+    fixed += arena + staging
+    ring = min((machine.smem_bytes - fixed) // machine.page_bytes, options.max_ring)
     columns = max((kind.task.columns for kind in graph.kinds), default=1)
     plan = KernelPlan(
         schedule,
@@ -98,13 +89,11 @@ def plan_pages(
         ring=ring,
         in_flight=min(machine.in_flight, max(ring, 1)),
         arena_bytes=arena,
-        arena_slots=slots[0],
+        arena_slots=1,
         scratch_bytes=scratch,
         staging_bytes=staging,
-        staging_slots=slots[1],
-        smem_bytes=(
-            fixed + slots[0] * arena + slots[1] * staging + ring * machine.page_bytes
-        ),
+        staging_slots=1,
+        smem_bytes=fixed + ring * machine.page_bytes,
         instruction_bytes=words,
         reserved_bytes=RESERVED_BYTES,
     )

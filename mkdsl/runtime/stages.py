@@ -93,6 +93,11 @@ class Traced:
             return jax.tree.unflatten(self.out_tree, self.executable.simulate(leaves))
         return jax.tree.unflatten(self.out_tree, self._jit(*leaves))
 
+    @property
+    def compilations(self) -> int:
+        """How many times XLA has compiled the call, for tests."""
+        return self._jit._cache_size()
+
     def status(self, leaves: Sequence[Array]) -> Array:
         """See Megakernel.status."""
         inputs = dict(zip(self.program.inputs, leaves, strict=True))

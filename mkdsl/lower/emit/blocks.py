@@ -98,38 +98,38 @@ def block_of(operand: Operand, task_columns: int) -> Block:
     return Block(operand, columns, features, padded, wide)
 
 
-def resident_types(block: Block, layout: Layout, slots: int) -> tuple[Any, Any]:
+def resident_types(block: Block, layout: Layout) -> tuple[Any, Any]:
     """(tiled, raw) shared memory of a resident operand."""
     if block.vector:
-        flat = plgpu.SMEM((slots, block.padded), block.dtype)
+        flat = plgpu.SMEM((block.padded,), block.dtype)
         if not layout.chunk:
             return flat, flat
         rows = block.features // layout.chunk
-        return flat, plgpu.SMEM((slots, rows, layout.chunk), block.dtype)
+        return flat, plgpu.SMEM((rows, layout.chunk), block.dtype)
     if block.column:
         parts = (block.operand.parts,) if block.operand.parts else ()
-        plain = plgpu.SMEM((slots, *parts, block.lanes), block.dtype)
+        plain = plgpu.SMEM((*parts, block.lanes), block.dtype)
     elif block.wide:
         parts = (block.operand.parts,) if block.operand.parts else ()
-        plain = plgpu.SMEM((slots, *parts, block.padded, block.columns), block.dtype)
+        plain = plgpu.SMEM((*parts, block.padded, block.columns), block.dtype)
     else:
         n, f = block.columns, block.padded
-        tiled = plgpu.SMEM((slots, n, f), block.dtype, transforms=TILED)
-        raw = plgpu.SMEM((slots, f // 64, n, 64), block.dtype, transforms=RAW)
+        tiled = plgpu.SMEM((n, f), block.dtype, transforms=TILED)
+        raw = plgpu.SMEM((f // 64, n, 64), block.dtype, transforms=RAW)
         return tiled, raw
     return plain, plain
 
 
-def result_types(block: Block, layout: Layout, slots: int) -> tuple[Any, Any]:
+def result_types(block: Block, layout: Layout) -> tuple[Any, Any]:
     """(tiled, raw) shared memory of a result on its way out."""
     if block.column:
-        plain = plgpu.SMEM((slots, block.columns), block.dtype)
+        plain = plgpu.SMEM((block.columns,), block.dtype)
     elif block.wide:
-        plain = plgpu.SMEM((slots, block.padded, block.columns), block.dtype)
+        plain = plgpu.SMEM((block.padded, block.columns), block.dtype)
     elif plain_result(block, layout):
-        plain = plgpu.SMEM((slots, block.columns, block.padded), block.dtype)
+        plain = plgpu.SMEM((block.columns, block.padded), block.dtype)
     else:
-        shape = (slots, block.padded // 64, block.columns, 64)
+        shape = (block.padded // 64, block.columns, 64)
         return (
             plgpu.SMEM(shape, block.dtype, transforms=TILED),
             plgpu.SMEM(shape, block.dtype, transforms=RAW),

@@ -163,8 +163,12 @@ def _streams(
             row = next(a for a in reads[0].access.axes if not a.squeezed)
             count = row.extent if row.extent is not None else expr(row.size)
         is_fold = not isinstance(s, Dot)
-        tiled = not is_fold and all(
-            tiled_page(o, layouts[o.access.buffer], page) for o in reads
+        # A shorter page is no contiguous piece of the slot: it comes in blocks.
+        whole = page[0] * page[1] * 2 == page_bytes and not rest
+        tiled = (
+            not is_fold
+            and whole
+            and all(tiled_page(o, layouts[o.access.buffer], page) for o in reads)
         )
         found.append(
             Stream(parameters, reads, page, is_fold, full, rest, first, count, tiled)

@@ -23,6 +23,7 @@ from mkdsl.lower.emit import roles
 from mkdsl.lower.emit.blocks import RAW, TILED, resident_types, result_types
 from mkdsl.lower.emit.code import Code, code_of
 from mkdsl.lower.emit.sync import Counters
+from mkdsl.lower.emit.timestamps import STAMPS
 from mkdsl.lower.encode import BLOCK_WORDS, Encoded, encode
 from mkdsl.lower.ir import KernelPlan
 from mkdsl.lower.layout import Layout, plan_layouts
@@ -66,11 +67,15 @@ class Launcher:
         plan: a verified plan.
         interpret: Pallas interpreter parameters, to run on a CPU: one SM, without
             device counters.
+        timestamps: also write the time of every step, see `timed`.
     """
 
-    def __init__(self, plan: KernelPlan, interpret: Any = None) -> None:
+    def __init__(
+        self, plan: KernelPlan, interpret: Any = None, *, timestamps: bool = False
+    ) -> None:
         graph = plan.schedule.events.graph
         self.plan, self.interpret = plan, interpret
+        self.timestamps = timestamps
         self.program = graph.program
         chunks = interpret is None
         self.layouts = plan_layouts(graph.buffers, graph.kinds, chunks=chunks)
@@ -98,6 +103,10 @@ class Launcher:
 
     def __call__(self, *arrays: Array) -> tuple[Array, ...]:
         """Run the program: inputs in its order, outputs in its order."""
+        return self.timed(*arrays)[0]
+
+    def timed(self, *arrays: Array) -> tuple[tuple[Array, ...], Array | None]:
+        """As a call; also int32 [SMs, instructions, 8], ns, see timestamps.STAMPS."""
         values = dict(zip(self.program.inputs, arrays, strict=True))
         scalars = [values[n].reshape(-1).astype(jnp.int32) for n in self.offsets]
         flat = jnp.concatenate([*scalars, jnp.zeros(0, jnp.int32)])
@@ -108,12 +117,14 @@ class Launcher:
             jax.new_ref(to_physical(self.layouts[b.name], values[b.name]))
             for b in self.states
         ]
-        temps = self._kernel()(words, flat, *ins, *refs)
+        temps = list(self._kernel()(words, flat, *ins, *refs))
+        stamps = temps.pop() if self.timestamps else None
         results = dict(zip((b.name for b in self.temps), temps, strict=True))
         results |= {
             b.name: jax.freeze(r) for b, r in zip(self.states, refs, strict=True)
         }
-        return tuple(self._output(o, values, results) for o in self.program.outputs)
+        outputs = self.program.outputs
+        return tuple(self._output(o, values, results) for o in outputs), stamps
 
     def _output(
         self, o: Output, inputs: Mapping[str, Array], results: Mapping[str, Array]
@@ -129,6 +140,8 @@ class Launcher:
             jax.ShapeDtypeStruct(self.layouts[b.name].shape, jnp.dtype(b.dtype))
             for b in self.temps
         ]
+        if self.timestamps:
+            shapes.append(jax.ShapeDtypeStruct(self._stamp_shape(), jnp.int32))
         params = plgpu.CompilerParams(
             lowering_semantics=mgpu.core.LoweringSemantics.Lane
         )
@@ -150,16 +163,14 @@ class Launcher:
                 barrier(num_arrivals=len(list(self._preamble()))),
                 barrier(num_arrivals=arrivals[0], num_barriers=plan.ring),
                 barrier(num_barriers=plan.ring),
-                barrier(num_barriers=plan.arena_slots),
-                barrier(num_barriers=plan.staging_slots),
-                barrier(num_barriers=plan.staging_slots),
-                barrier(),
-                *(
-                    barrier(num_arrivals=n, num_barriers=plan.arena_slots)
-                    for n in arrivals[1]
-                ),
+                *[barrier()] * 4,
+                *(barrier(num_arrivals=n) for n in arrivals[1]),
             ],
         )
+
+    def _stamp_shape(self) -> tuple[int, int, int]:
+        queues = self.plan.schedule.queues
+        return len(queues), max(map(len, queues)), len(STAMPS)
 
     def _arrivals(self) -> tuple[int, list[int]]:
         """Copies of a page at most; numbers of copies of resident operands."""
@@ -194,23 +205,15 @@ class Launcher:
         return types
 
     def _memory_types(self) -> list[Any]:
-        plan = self.plan
         arena = [
             [
-                resident_types(
-                    b, self.layouts[b.operand.access.buffer], plan.arena_slots
-                )
+                resident_types(b, self.layouts[b.operand.access.buffer])
                 for b in c.residents
             ]
             for c in self.codes
         ]
         staging = [
-            [
-                result_types(
-                    b, self.layouts[b.operand.access.buffer], plan.staging_slots
-                )
-                for b in c.results
-            ]
+            [result_types(b, self.layouts[b.operand.access.buffer]) for b in c.results]
             for c in self.codes
         ]
         scratch = [[_scratch_type(s, c.columns) for s in c.scratch] for c in self.codes]
@@ -229,7 +232,9 @@ class Launcher:
     def _body(self, words_gmem: Ref, scalars_gmem: Ref, *refs: Ref) -> None:
         names = [b.name for b in (*self.inputs, *self.states, *self.temps)]
         arrays = dict(zip(names, refs, strict=False))
-        words, scalars, start, *barriers = refs[len(names) :]
+        rest = list(refs[len(names) :])
+        stamps = rest.pop(0).at[lax.axis_index("sm")] if self.timestamps else None
+        words, scalars, start, *barriers = rest
         role, sm = lax.axis_index("role"), lax.axis_index("sm")
 
         @pl.when(role == LOADER)
@@ -254,6 +259,7 @@ class Launcher:
                 scalars,
                 barriers,
                 counters,
+                stamps,
                 ring,
                 arena,
                 staging,
@@ -269,6 +275,7 @@ class Launcher:
         scalars: Ref,
         barriers: Sequence[Ref],
         counters: Counters | None,
+        stamps: Ref | None,
         ring: Sequence[Ref],
         arena: Sequence[Any],
         staging: Sequence[Any],
@@ -309,11 +316,10 @@ class Launcher:
             self.offsets,
             plan.ring,
             plan.in_flight,
-            plan.arena_slots,
-            plan.staging_slots,
             arrivals,
             memory,
             counters,
+            stamps,
         )
         table = {
             CONSUMER: roles.consumer,

@@ -5,8 +5,8 @@
     consumer    runs task bodies and puts results into staging
     storer      copies results to device memory and signals
 
-Hand-offs are mbarriers: full/empty per ring slot, landed/free per arena slot,
-ready/drained per staging slot. Every role walks the same instructions, so counts of
+Hand-offs are mbarriers: full/empty per ring slot, landed/free for the resident operands
+of a task, ready/drained for its results. Every role walks the same instructions, so counts of
 pages and tasks agree by construction.
 """
 
@@ -23,6 +23,7 @@ from mkdsl.lower import encode
 from mkdsl.lower.emit.blocks import Copy, loads, page_copies, stores
 from mkdsl.lower.emit.body import WG, Emitter, PageBlock, Pages, Tile, resident
 from mkdsl.lower.emit.code import Code, Stream
+from mkdsl.lower.emit import timestamps as ts
 from mkdsl.lower.emit.sync import Counters
 
 Ref = Any
@@ -67,11 +68,15 @@ class Kernel(NamedTuple):
     offsets: dict[str, tuple[int, tuple[int, ...]]]
     ring: int
     in_flight: int
-    arena_slots: int
-    staging_slots: int
     page_arrivals: int
     memory: Memory
     counters: Counters | None
+    stamps: Ref | None = None
+
+    def stamp(self, i: Value, what: int) -> None:
+        """Note the time of a step of instruction i, if anyone wants to know."""
+        if self.stamps is not None:
+            ts.stamp(self.stamps.at[i, what])
 
 
 class Instruction:
@@ -137,6 +142,18 @@ def drain(barrier: Ref, slots: int, total: Value) -> None:
     lax.fori_loop(lax.max(total - slots, 0), total, one, 0)
 
 
+def _observe_last(barrier: Ref, count: Value) -> None:
+    """The same for a single barrier that was waited for from the second time on."""
+
+    @pl.when(count > 0)
+    def _() -> None:
+        plgpu.barrier_wait(barrier)
+
+
+def _part(ref: Ref, index: tuple[Any, ...]) -> Ref:
+    return ref.at[index] if index else ref
+
+
 def _waits(kernel: Kernel, at: Instruction, first: int) -> None:
     """The waits of one gate of an instruction."""
     if kernel.counters is None:
@@ -160,22 +177,22 @@ def _after_previous(kernel: Kernel, i: Value) -> None:
             plgpu.barrier_wait(kernel.memory.done)
 
 
-def _arena_target(kernel: Kernel, code: Code, k: int, slot: Value, copy: Copy) -> Ref:
+def _arena_target(kernel: Kernel, code: Code, k: int, copy: Copy) -> Ref:
     """Where a copy of resident operand k goes."""
     mem = kernel.memory
     if copy.raw and kernel.counters is None:
         # The interpreter gives the two views of a block memory of their own.
         (j,) = copy.shared
-        return mem.arena[code.index][k].at[slot, :, pl.ds(64 * j, 64)]
+        return mem.arena[code.index][k].at[:, pl.ds(64 * j, 64)]
     refs = mem.raw_arena if copy.raw else mem.arena
-    return refs[code.index][k].at[(slot, *copy.shared)]
+    return _part(refs[code.index][k], copy.shared)
 
 
 def loader(kernel: Kernel) -> None:
     """Stream pages: at most `in_flight` on their way, the rest of the ring landed."""
     mem, ring, flying = kernel.memory, kernel.ring, kernel.in_flight
 
-    def issue(g: Value, s: Stream, copies: Sequence[Copy], features: int) -> Value:
+    def issue(g: Value, s: Stream, copies: Sequence[Copy]) -> Value:
         slot = lax.rem(g, ring)
 
         @pl.when(g >= ring)
@@ -187,7 +204,7 @@ def loader(kernel: Kernel) -> None:
             plgpu.barrier_wait(mem.full.at[lax.rem(g - flying, ring)])
 
         for copy in copies:
-            target = _page_target(kernel, s, slot, features, copy)
+            target = _page_target(kernel, s, slot, copy)
             source = mem.arrays[copy.array].at[copy.index]
             plgpu.copy_gmem_to_smem(source, target, mem.full.at[slot])
         for _ in range(kernel.page_arrivals - len(copies)):
@@ -202,7 +219,7 @@ def loader(kernel: Kernel) -> None:
             shape = (s.page[0], features)
             column = p * s.page[1]
             copies = page_copies(operand, layout, shape, 0, column, at, tiled=s.tiled)
-            return issue(g, s, copies, features)
+            return issue(g, s, copies)
 
         g = lax.fori_loop(0, s.full_pages, lambda p, g: page(p, s.page[1], g), g)
         return page(s.full_pages, s.rest, g) if s.rest else g
@@ -213,7 +230,7 @@ def loader(kernel: Kernel) -> None:
                 layout = code.layouts[operand.access.buffer]
                 row = i * s.page[0]
                 copies = page_copies(operand, layout, s.page, row, 0, at, tiled=s.tiled)
-                g = issue(g, s, copies, s.page[1])
+                g = issue(g, s, copies)
             return g
 
         return lax.fori_loop(0, fold_blocks(s, at), block, g)
@@ -224,6 +241,8 @@ def loader(kernel: Kernel) -> None:
             _after_previous(kernel, i)
             if code.streams:
                 _waits(kernel, at, encode.STREAM_WAITS)
+            if code.streams:
+                kernel.stamp(i, ts.FIRST_PAGE)
             for s in code.streams:
                 g = (fold if s.is_fold else dot)(code, s, at, g)
             return g
@@ -243,22 +262,14 @@ def loader(kernel: Kernel) -> None:
 
 def _last(kernel: Kernel, count: Value) -> None:
     if kernel.counters is None:
-
-        @pl.when(count > 0)
-        def _() -> None:
-            plgpu.barrier_wait(kernel.memory.done)
+        _observe_last(kernel.memory.done, count)
 
 
-def _page_target(
-    kernel: Kernel, s: Stream, slot: Value, features: int, copy: Copy
-) -> Ref:
+def _page_target(kernel: Kernel, s: Stream, slot: Value, copy: Copy) -> Ref:
     """Where a copy of a page goes."""
     mem, rows = kernel.memory, s.page[0]
     if s.tiled:
-        ref = mem.pages[slot_rows(rows), True]
-        if (rows, features) == ref.shape[1:]:
-            return ref.at[slot]
-        return ref.at[slot, pl.ds(0, rows), pl.ds(0, features)]
+        return mem.pages[slot_rows(rows), True].at[slot]
     ref = mem.raw_pages[slot_rows(rows)]
     part = () if rows == ref.shape[2] else (pl.ds(0, rows),)
     return ref.at[(slot, *copy.shared, *part)]
@@ -281,35 +292,36 @@ def fold_blocks(s: Stream, at: Instruction) -> Value:
 
 def fetcher(kernel: Kernel) -> None:
     """Bring resident operands in, once their producers have signalled."""
-    mem, slots = kernel.memory, kernel.arena_slots
+    mem = kernel.memory
 
     def branch(code: Code) -> Callable[[Value, Value], Value]:
         def run(i: Value, state: Value) -> Value:
             at = Instruction(kernel, i)
-            slot = lax.rem(i, slots)
 
-            @pl.when(i >= slots)
+            @pl.when(i > 0)
             def _() -> None:
-                plgpu.barrier_wait(mem.free.at[slot])
+                plgpu.barrier_wait(mem.free)
 
             _after_previous(kernel, i)
             _waits(kernel, at, encode.RESIDENT_WAITS)
-            landed, made = mem.landed[code.arrivals].at[slot], 0
+            kernel.stamp(i, ts.WAITED)
+            landed, made = mem.landed[code.arrivals], 0
             for k, block in enumerate(code.residents):
                 layout = code.layouts[block.operand.access.buffer]
                 for copy in loads(block, layout, at):
-                    target = _arena_target(kernel, code, k, slot, copy)
+                    target = _arena_target(kernel, code, k, copy)
                     source = mem.arrays[copy.array].at[copy.index]
                     plgpu.copy_gmem_to_smem(source, target, landed)
                     made += 1
             if made == 0:
                 plgpu.barrier_arrive(landed)
+            kernel.stamp(i, ts.FETCHED)
             return state
 
         return run
 
     count, _ = walk(kernel, [branch(c) for c in kernel.codes])
-    drain(mem.free, slots, count)
+    _observe_last(mem.free, count)
     _last(kernel, count)
 
 
@@ -319,8 +331,6 @@ class _Consumer:
     def __init__(self, kernel: Kernel, code: Code, i: Value, g: Value) -> None:
         self.kernel, self.code, self.g = kernel, code, g
         self.at = Instruction(kernel, i)
-        self.slot = lax.rem(i, kernel.arena_slots)
-        self.staging = lax.rem(i, kernel.staging_slots)
         self.i = i
 
     def chunks(self, g: Value, s: Stream, features: int) -> list[Ref]:
@@ -328,9 +338,7 @@ class _Consumer:
         ref = self.kernel.memory.pages[slot_rows(s.page[0]), s.tiled]
         slot = lax.rem(g, self.kernel.ring)
         if s.tiled:
-            whole = (s.page[0], features) == ref.shape[1:]
-            part = () if whole else (pl.ds(0, s.page[0]), pl.ds(0, features))
-            return [ref.at[(slot, *part)]]
+            return [ref.at[slot]]
         rows = () if s.page[0] == ref.shape[2] else (pl.ds(0, s.page[0]),)
         return [ref.at[(slot, j, *rows)] for j in range(features // 64)]
 
@@ -404,8 +412,9 @@ class _Consumer:
     def run(self) -> Value:
         """Emit the instruction; returns the number of pages used so far."""
         code, mem, at = self.code, self.kernel.memory, self.at
-        plgpu.barrier_wait(mem.landed[code.arrivals].at[self.slot])
-        refs = iter(r.at[self.slot] for r in mem.arena[code.index])
+        plgpu.barrier_wait(mem.landed[code.arrivals])
+        self.kernel.stamp(self.i, ts.LANDED)
+        refs = iter(mem.arena[code.index])
         values = [self.value(i, refs) for i in range(len(code.operands))]
         first = None
         if code.kind.mode == "partial" and code.kind.parts > 1:
@@ -426,16 +435,17 @@ class _Consumer:
             known.update(self.joined(emitter, values[len(code.invars) :]))
         env = emitter.run(code.equations, known)
 
-        @pl.when(self.i >= self.kernel.staging_slots)
+        @pl.when(self.i > 0)
         def _() -> None:
-            plgpu.barrier_wait(mem.drained.at[self.staging])
+            plgpu.barrier_wait(mem.drained)
 
         for k, v in enumerate(code.outvars):
             out = env[v] if not code.is_constant(v) else jnp.asarray(v.val)
             self.put(emitter, k, out)
         plgpu.commit_smem()
-        plgpu.barrier_arrive(mem.ready.at[self.staging])
-        plgpu.barrier_arrive(mem.free.at[self.slot])
+        plgpu.barrier_arrive(mem.ready)
+        self.kernel.stamp(self.i, ts.COMPUTED)
+        plgpu.barrier_arrive(mem.free)
         return self.g
 
     def value(self, i: int, refs: Any) -> Value:
@@ -493,7 +503,7 @@ class _Consumer:
     def put(self, emitter: Emitter, k: int, value: Value) -> None:
         """Result k into its staging slot."""
         code, block = self.code, self.code.results[k]
-        ref = self.kernel.memory.staging[code.index][k].at[self.staging]
+        ref = self.kernel.memory.staging[code.index][k]
         if block.column:
             value = value if jnp.ndim(value) else emitter.as_column(value)
             ref[...] = value.astype(block.dtype)
@@ -539,7 +549,7 @@ def consumer(kernel: Kernel) -> None:
         return lambda i, g: _Consumer(kernel, code, i, g).run()
 
     count, _ = walk(kernel, [branch(c) for c in kernel.codes])
-    drain(kernel.memory.drained, kernel.staging_slots, count)
+    _observe_last(kernel.memory.drained, count)
 
 
 def storer(kernel: Kernel) -> None:
@@ -549,20 +559,22 @@ def storer(kernel: Kernel) -> None:
     def branch(code: Code) -> Callable[[Value, Value], Value]:
         def run(i: Value, state: Value) -> Value:
             at = Instruction(kernel, i)
-            slot = lax.rem(i, kernel.staging_slots)
-            plgpu.barrier_wait(mem.ready.at[slot])
+            plgpu.barrier_wait(mem.ready)
+            kernel.stamp(i, ts.BEGAN)
             for k, block in enumerate(code.results):
                 layout = code.layouts[block.operand.access.buffer]
                 for copy in stores(block, layout, at):
                     refs = mem.raw_staging if copy.raw else mem.staging
-                    source = refs[code.index][k].at[(slot, *copy.shared)]
+                    source = _part(refs[code.index][k], copy.shared)
                     _copy_out(kernel, at, copy, source)
             plgpu.wait_smem_to_gmem(0)
+            kernel.stamp(i, ts.STORED)
+            plgpu.barrier_arrive(mem.drained)
             if kernel.counters is not None:
                 _signal(kernel.counters, at.word(encode.SIGNAL))
             else:
                 plgpu.barrier_arrive(mem.done)
-            plgpu.barrier_arrive(mem.drained.at[slot])
+            kernel.stamp(i, ts.SIGNALLED)
             return state
 
         return run
