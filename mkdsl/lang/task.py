@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from mkdsl.errors import MkdslError, SrcInfo, TraceError
-from mkdsl.lang.body import Body, make_body
+from mkdsl.lang.body import Body, is_literal, make_body, needed
 from mkdsl.lang.primitives import dot_p, extent_p, fold_p, roll_p
 from mkdsl.lang.program import (
     Dot,
@@ -28,7 +28,13 @@ from mkdsl.lang.program import (
     TaskDef,
     Use,
 )
-from mkdsl.lang.roles import Role, check_roles
+from mkdsl.lang.roles import (
+    ELEMENTWISE,
+    REDUCTIONS,
+    RENAMES,
+    Role,
+    check_roles,
+)
 
 
 class TaskFunction:
@@ -289,6 +295,56 @@ def _scratch(body: Body, columns: int) -> tuple[Scratch, ...]:
     )
 
 
+def stored_in_place(
+    equations: Sequence[Any], parameters: Sequence[Any], columns: int
+) -> dict[int, int]:
+    """Computed left sides of dots that may overwrite a resident operand.
+
+    A norm of x, say, takes the place of x in shared memory: each chunk of it depends on
+    the same chunk of x (and on reductions, made before), and nothing needs x or any
+    other tile made from x afterwards.
+
+    Returns:
+        id of the variable -> index of the operand.
+    """
+    found: dict[int, int] = {}
+    for e in equations:
+        if e.primitive is not dot_p:
+            continue
+        v = e.invars[0]
+        if id(v) in found or is_literal(v):
+            continue
+        making = needed(equations, [v], ())
+        names = {m.primitive.name for m in making}
+        if not making or not names <= ELEMENTWISE | RENAMES | REDUCTIONS | {"iota"}:
+            continue
+        tiles = {id(o) for m in making for o in m.outvars if len(o.aval.shape) == 2}
+        inside = {id(m) for m in making}
+        for i, x in enumerate(parameters):
+            same = x.aval.shape == v.aval.shape and x.aval.dtype == v.aval.dtype
+            if not same or x.aval.shape[0] != columns or i in found.values():
+                continue
+            mine = tiles | {id(x)}
+            if _used_only(equations, mine, id(v), inside):
+                found[id(v)] = i
+                break
+    return found
+
+
+def _used_only(
+    equations: Sequence[Any], tiles: set[int], result: int, inside: set[int]
+) -> bool:
+    """True if `tiles` are used by the equations `inside`, and `result` by dots."""
+    for e in equations:
+        if id(e) in inside:
+            continue
+        for k, v in enumerate(e.invars):
+            as_left = e.primitive is dot_p and k == 0 and id(v) == result
+            if id(v) in tiles and not as_left:
+                return False
+    return True
+
+
 def scratch_of(
     equations: Sequence[Any], parameters: Sequence[Any], columns: int
 ) -> tuple[Scratch, ...]:
@@ -314,5 +370,6 @@ def scratch_of(
                 walk(inner.eqns, known)
 
     tiles = {id(v) for v in parameters if v.aval.shape[:1] == (columns,)}
+    stored |= set(stored_in_place(equations, parameters, columns))
     walk(equations, tiles)
     return tuple(found)

@@ -169,6 +169,7 @@ class Emitter:
         self.extents, self.grid, self.first_part = extents, grid, first_part
         self.stored: dict[int, Ref] = {}
         self.parameters: dict[int, int] = {}
+        self.in_place: dict[int, Ref] = {}
 
     # Values.
 
@@ -373,7 +374,8 @@ class Emitter:
             return x.ref
         if id(v) in self.stored:
             return self.stored[id(v)]
-        ref = self.stored[id(v)] = next(self.scratch)
+        place = self.in_place.get(id(v))
+        ref = self.stored[id(v)] = next(self.scratch) if place is None else place
         features = v.aval.shape[-1]
         padded = round_up(features, 64)
 
@@ -495,4 +497,7 @@ class Emitter:
             env = self.run(inner.eqns, known)
             return self.flat([env[v] for v in inner.outvars], avals)
 
-        return lax.fori_loop(1, parts, step, self.flat(part(0), avals))
+        carry = self.flat(part(0), avals)
+        for i in range(1, parts):
+            carry = step(i, carry)
+        return carry

@@ -7,7 +7,7 @@ from typing import Any
 from mkdsl.lang.body import Body, is_literal
 from mkdsl.lang.expr import Expr, expr, maximum, minimum, var
 from mkdsl.lang.program import Dot, Scratch
-from mkdsl.lang.task import scratch_of
+from mkdsl.lang.task import scratch_of, stored_in_place
 from mkdsl.lower.emit.blocks import Block, block_of, loads, tiled_page
 from mkdsl.lower.ir import Kind
 from mkdsl.lower.layout import Layout, Operand, operands, results
@@ -55,6 +55,7 @@ class Code:
         equations, outvars: what this mode computes.
         extents: (parameter, axis) -> elements that exist.
         arrivals: copies of its resident operands, or 1 if it has none.
+        in_place: id of a computed operand of dots -> parameter whose block it takes.
     """
 
     index: int
@@ -74,6 +75,7 @@ class Code:
     cut_vars: tuple[Any, ...]
     extents: Mapping[tuple[int, int], Expr]
     arrivals: int
+    in_place: Mapping[int, int]
 
     def stream_of(self, parameter: int) -> Stream:
         """The stream that reads a parameter of the task."""
@@ -114,6 +116,7 @@ def code_of(
         cut_equations=body.cut_equations,
         cut_vars=body.cut_vars,
         extents=_extents(kind, given),
+        in_place=stored_in_place(equations, body.invars, columns),
         arrivals=max(1, sum(_copies(b, layouts) for b in blocks if b is not None)),
     )
 

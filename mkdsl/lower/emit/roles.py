@@ -415,7 +415,8 @@ class _Consumer:
         plgpu.barrier_wait(mem.landed[code.arrivals])
         self.kernel.stamp(self.i, ts.LANDED)
         refs = iter(mem.arena[code.index])
-        values = [self.value(i, refs) for i in range(len(code.operands))]
+        blocks = [None if b is None else next(refs) for b in code.blocks]
+        values = [self.value(i, ref) for i, ref in enumerate(blocks)]
         first = None
         if code.kind.mode == "partial" and code.kind.parts > 1:
             first = at.word(encode.PART) == 0
@@ -430,6 +431,9 @@ class _Consumer:
         known = dict(zip(code.invars, values, strict=False))
         emitter.parameters = {
             id(v): p for v, p in zip(code.invars, code.kind.operands, strict=True)
+        }
+        emitter.in_place = {
+            v: blocks[code.kind.operands.index(p)] for v, p in code.in_place.items()
         }
         if code.kind.mode == "combine":
             known.update(self.joined(emitter, values[len(code.invars) :]))
@@ -448,7 +452,7 @@ class _Consumer:
         plgpu.barrier_arrive(mem.free)
         return self.g
 
-    def value(self, i: int, refs: Any) -> Value:
+    def value(self, i: int, ref: Ref) -> Value:
         """Operand i of the kind as a value; parts of a combine as a reference."""
         o, code = self.code.operands[i], self.code
         if o.param.use == "scalar":
@@ -459,8 +463,7 @@ class _Consumer:
             # After the cut only the extents of a stream are left to use.
             combine = code.kind.mode == "combine"
             return Pages(index, 0 if combine else code.stream_of(index).page[0])
-        block, ref = code.blocks[i], next(refs)
-        return ref if o.parts else resident(block, ref)
+        return ref if o.parts else resident(code.blocks[i], ref)
 
     def joined(self, emitter: Emitter, refs: Sequence[Ref]) -> dict[Any, Value]:
         """Accumulators or carries of all parts, joined in order."""
