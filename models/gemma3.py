@@ -1,9 +1,9 @@
-"""Gemma 3 (text) in plain JAX.
+"""Gemma 3 (text): forward pass in plain JAX, and decode step as a program.
 
 What differs from Llama: norms multiply by 1 + gain and stand on both sides of each
 branch, queries and keys are normed per head, the embedding is scaled, the MLP has gelu,
 and most layers see a sliding window, with a RoPE of their own. The forward pass is the
-oracle of the megakernel and its prefill. `params` is the tree of `leaves(config)`; ids
+oracle of the program and its prefill. `params` is the tree of `leaves(config)`; ids
 are int32 [B, T], padded on the right, `lengths` int32 [B] the numbers of real ids.
 Arithmetic is in the dtype of the parameters.
 """
@@ -11,16 +11,20 @@ Arithmetic is in the dtype of the parameters.
 # The annotations of jax have gaps, on which strict pyright insists.
 # pyright: reportUnknownMemberType=false
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+import mkdsl as mk
 from models import rope
 from models.cache import KVCache, append, check_room
 from models.gemma3_config import Gemma3Config
 from models.params import Leaf, Params, decoder_leaves
+from models.programs import Array, Step, head_of, twice
 from models.reference import (
     Past,
     attention,
@@ -34,9 +38,14 @@ from models.reference import (
     rms_normalize,
     scan_layers,
 )
+from models.tasks import sample
+from models.tasks import sandwich as tasks
+from models.tasks.linear import product
 
 __all__ = [
     "Gemma3Config",
+    "decode_params",
+    "decode_program",
     "forward",
     "layer_windows",
     "leaves",
@@ -183,3 +192,86 @@ def _run(
 
     x, new = scan_layers(layer, x, params["layers"], cache, static)
     return norm(x, params["norm"]), new
+
+
+def decode_params(config: Gemma3Config, params: Params) -> Params:
+    """Add what the decode program needs besides.
+
+    `frequencies` is a dictionary of `local` and `global`, float32 [1, D] each.
+    """
+    kinds = {"local": config.local_rope, "global": config.rope}
+    made = {name: twice(kind, config.head_dim) for name, kind in kinds.items()}
+    return {**params, "frequencies": made}
+
+
+def decode_program(
+    config: Gemma3Config,
+    batch: int,
+    max_length: int,
+    *,
+    logits: bool = False,
+    **sizes: int,
+) -> Callable[[Params, KVCache, Array], tuple[Array, KVCache]]:
+    """Write the decode step as a program, to be run by `mk.megakernel`.
+
+    A layer passes on x and y, where x + norm(y) is the residual stream: y is the output
+    of its MLP, not yet normed. See `tasks/sandwich.py` for why.
+
+    Args:
+        config: The model.
+        batch: Rows (B).
+        max_length: Slots of the cache.
+        logits: Whether to return scores, float32 [B, V], instead of tokens.
+        sizes: Of tiles, see `Step`.
+
+    Returns:
+        `f(decode_params, cache, tokens int32 [B]) -> (tokens int32 [B], cache)`; see
+        `programs.py`.
+    """
+    c = config
+    eps = {"eps": c.norm_eps}
+    is_global = list(c.layer_is_global)
+
+    def gemma3_decode(
+        params: Params, cache: KVCache, tokens: Array
+    ) -> tuple[Array, KVCache]:
+        step = Step(c, batch, max_length, params["embed"].dtype, **sizes)
+        embed = partial(sample.embed_branch, scale=c.hidden_size**0.5)
+        x, y = step.embed(embed, 2, params["embed"], tokens)
+        # A program has no use for a table that no layer reads.
+        kinds = {True: "global", False: "local"}
+        frequencies = {kind: params["frequencies"][kinds[kind]] for kind in is_global}
+        tables = {k: step.tables(cache.lengths, f) for k, f in frequencies.items()}
+        y_gains = params["layers"]["post_ffn_norm"]
+
+        def layer(
+            carry: tuple[Array, Array, KVCache], p: Params, i: Any, is_global: bool
+        ) -> tuple[Array, Array, KVCache]:
+            x, y, cache = carry
+            # y is the previous layer's. Before the first layer it is zero.
+            s = (x, y, y_gains[mk.maximum(i - 1, 0)])
+            n, table = (*s, p["input_norm"]), tables[is_global]
+            turned, kv = partial(tasks.project_norm_rope, **eps), c.num_kv_heads
+            q = step.heads(turned, "q", c.num_heads, n, p["q"], (p["q_norm"], *table))
+            k = step.heads(turned, "k", kv, n, p["k"], (p["k_norm"], *table))
+            v = step.heads(partial(tasks.project, **eps), "v", kv, n, p["v"])
+            window = None if is_global else c.window
+            scale = c.query_scalar**-0.5
+            a, cache = step.attend(q, k, v, cache, i, scale=scale, window=window)
+            x = step.add_branch(*s)
+            y = step.by_rows(product, "o", c.hidden_size, (a,), p["o"])
+            s = (x, y, p["post_norm"])
+            n, gated = (*s, p["pre_ffn_norm"]), partial(tasks.gate_up, **eps)
+            inner = c.intermediate_size
+            u = step.by_rows(gated, "gate_up", inner, n, p["gate"], p["up"])
+            x = step.add_branch(*s)
+            y = step.by_rows(product, "down", c.hidden_size, (u,), p["down"])
+            return x, y, cache
+
+        carry = (x, y, cache)
+        x, y, cache = mk.scan(layer, carry, params["layers"], static=is_global)
+        x = step.add_branch(x, y, y_gains[c.num_layers - 1])
+        last = step.logits if logits else step.greedy
+        return last(x, params["norm"], head_of(params), unit_offset=True), cache
+
+    return gemma3_decode

@@ -1,6 +1,6 @@
-"""Llama 3: configuration and forward pass in plain JAX.
+"""Llama 3: configuration, forward pass in plain JAX, and decode step as a program.
 
-The forward pass is the oracle of the megakernel and its prefill. `params` is the tree
+The forward pass is the oracle of the program and its prefill. `params` is the tree
 of `leaves(config)`; ids are int32 [B, T], padded on the right, `lengths` int32 [B] the
 numbers of real ids. Arithmetic is in the dtype of the parameters.
 """
@@ -8,16 +8,20 @@ numbers of real ids. Arithmetic is in the dtype of the parameters.
 # The annotations of jax have gaps, on which strict pyright insists.
 # pyright: reportUnknownMemberType=false
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+import mkdsl as mk
 from models import rope
 from models.cache import KVCache, append, check_room
 from models.config import HFConfig, Rope, choice, common_fields, number, read_rope
 from models.params import Leaf, Params, decoder_leaves
+from models.programs import Array, Step, head_of, twice
 from models.reference import (
     Past,
     attention,
@@ -31,6 +35,8 @@ from models.reference import (
     rms_normalize,
     scan_layers,
 )
+from models.tasks import linear as tasks
+from models.tasks import sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,3 +197,61 @@ def _run(
 
     x, new = scan_layers(layer, x, params["layers"], cache)
     return _norm(config, x, params["norm"]), new
+
+
+def decode_params(config: LlamaConfig, params: Params) -> Params:
+    """Add what the decode program needs besides: `frequencies`, float32 [1, D]."""
+    return {**params, "frequencies": twice(config.rope, config.head_dim)}
+
+
+def decode_program(
+    config: LlamaConfig,
+    batch: int,
+    max_length: int,
+    *,
+    logits: bool = False,
+    **sizes: int,
+) -> Callable[[Params, KVCache, Array], tuple[Array, KVCache]]:
+    """Write the decode step as a program, to be run by `mk.megakernel`.
+
+    Args:
+        config: The model.
+        batch: Rows (B).
+        max_length: Slots of the cache.
+        logits: Whether to return scores, float32 [B, V], instead of tokens.
+        sizes: Of tiles, see `Step`.
+
+    Returns:
+        `f(decode_params, cache, tokens int32 [B]) -> (tokens int32 [B], cache)`; see
+        `programs.py`.
+    """
+    c, eps = config, config.norm_eps
+
+    def llama_decode(
+        params: Params, cache: KVCache, tokens: Array
+    ) -> tuple[Array, KVCache]:
+        step = Step(c, batch, max_length, params["embed"].dtype, **sizes)
+        x = step.embed(partial(sample.embed, scale=1.0), 1, params["embed"], tokens)
+        tables = step.tables(cache.lengths, params["frequencies"])
+
+        def layer(carry: tuple[Array, KVCache], p: Params, i: Any) -> Any:
+            x, cache = carry
+            n = (x, p["input_norm"])
+            turned = partial(tasks.project_rope, eps=eps)
+            q = step.heads(turned, "q", c.num_heads, n, p["q"], tables)
+            k = step.heads(turned, "k", c.num_kv_heads, n, p["k"], tables)
+            project = partial(tasks.project, eps=eps)
+            v = step.heads(project, "v", c.num_kv_heads, n, p["v"])
+            a, cache = step.attend(q, k, v, cache, i, scale=c.head_dim**-0.5)
+            add, hidden = tasks.residual, c.hidden_size
+            x = step.by_rows(add, "o", hidden, (x, a), p["o"], tiled=1)
+            gated, n = partial(tasks.gate_up, eps=eps), (x, p["post_norm"])
+            inner = c.intermediate_size
+            u = step.by_rows(gated, "gate_up", inner, n, p["gate"], p["up"])
+            return step.by_rows(add, "down", hidden, (x, u), p["down"], tiled=1), cache
+
+        x, cache = mk.scan(layer, (x, cache), params["layers"])
+        last = step.logits if logits else step.greedy
+        return last(x, params["norm"], head_of(params), unit_offset=False), cache
+
+    return llama_decode

@@ -259,13 +259,13 @@ class Program:
         raise KeyError(name)
 
     def calls(self) -> Iterator[Call]:
-        """Every distinct call site, in program order."""
+        """Every distinct call, in program order: variants of a scan may share some."""
+        every: dict[Call, None] = {}
         for step in self.steps:
-            if isinstance(step, Call):
-                yield step
-            else:
-                for variant in step.variants:
-                    yield from variant
+            variants = ((step,),) if isinstance(step, Call) else step.variants
+            for variant in variants:
+                every |= dict.fromkeys(variant)
+        yield from every
 
     def instances(self) -> Iterator[tuple[Call, int]]:
         """Every call as it runs, with its layer (0 outside a scan)."""

@@ -91,7 +91,7 @@ def scan(
     index = var("layer")
 
     def run(which: int, arrays: Sequence[Array]) -> list[Array]:
-        recorder.names, recorder.made, recorder.calls = set(), set(), []
+        recorder.names, recorder.made, recorder.calls = set(outer[0]), set(), []
         x = jax.tree.map(lambda a: a[index], xs)
         extra = () if static is None else (values[which],)
         out = layer(jax.tree.unflatten(tree, arrays), x, index, *extra)
@@ -133,6 +133,7 @@ def scan(
             recorder.buffers.pop(name, None)
         variants.append(_named(calls, variants, which))
         leave()
+    recorder.names |= {c.name for variant in variants for c in variant}
     recorder.steps.append(Scan(count, tuple(variants), choice, src))
     results = [
         replace(start, version=end.version)

@@ -34,7 +34,12 @@ from mkdsl.lower.check_pages import check_pages
 from mkdsl.lower.cost import kind_cost, stage_ns
 from mkdsl.lower.ir import Kind, Task, TaskGraph
 from mkdsl.lower.machine import Machine
-from mkdsl.lower.pages import columns_features, tile_bytes
+from mkdsl.lower.pages import (
+    accumulators,
+    columns_features,
+    parts_bytes,
+    tile_bytes,
+)
 from mkdsl.lower.parts import Site, legal_parts, site_of
 
 # The model is about a tenth below what was measured (a step of 571 pages of 940 ns per
@@ -187,18 +192,31 @@ def _parts_to_try(
 def _fitting(
     sites: list[Site], known: Mapping[str, Buffer], machine: Machine
 ) -> list[Site]:
-    """Those whose operands leave room for a ring; all of them if none does."""
+    """Those whose operands and parts leave room for a ring, or the least of all."""
     room = machine.smem_bytes - 2 * machine.in_flight * machine.page_bytes
-    fitting = [s for s in sites if _resident_bytes(s.kinds[0], known) <= room]
-    return fitting or sites
+    sizes = [max(_resident_bytes(kind, known) for kind in s.kinds) for s in sites]
+    fitting = [s for s, size in zip(sites, sizes, strict=True) if size <= room]
+    return fitting or [sites[sizes.index(min(sizes))]]
 
 
 def _resident_bytes(kind: Kind, known: Mapping[str, Buffer]) -> int:
-    return sum(
+    """Bytes of the tiles of a kind: operands, results, and all parts of a combine."""
+    operands = sum(
         tile_bytes(*columns_features(access.shape), known[access.buffer].dtype)
-        for access, i in zip(kind.ins, kind.operands, strict=True)
+        for access, i in zip(kind.ins, kind.operands, strict=kind.mode != "combine")
         if kind.task.params[i].use == "tile"
     )
+    crossing = accumulators(kind.task)
+    if kind.mode == "partial":
+        return operands + sum(tile_bytes(*size, dtype) for size, dtype in crossing)
+    results = sum(
+        tile_bytes(*columns_features(result.shape), result.dtype)
+        for result in kind.task.results
+    )
+    if kind.mode == "full":
+        return operands + results
+    parts = (parts_bytes(kind.parts, *size, dtype) for size, dtype in crossing)
+    return operands + results + sum(parts)
 
 
 def _choose(

@@ -34,6 +34,15 @@ def project_rope(
 
 
 @mk.task
+def product(h: Array, w: Array) -> Array:
+    """h @ w.T.
+
+    h: [B, K], w: [R, K] -> [B, R] in h.dtype.
+    """
+    return mk.dot(h, w).astype(h.dtype)
+
+
+@mk.task
 def residual(x: Array, h: Array, w: Array) -> Array:
     """x + h @ w.T.
 

@@ -21,6 +21,16 @@ def embed(row: Array, *, scale: float) -> Array:
 
 
 @mk.task
+def embed_branch(row: Array, *, scale: float) -> tuple[Array, Array]:
+    """row * scale, and zeros: the stream and a branch that adds nothing to it.
+
+    row: [1, F] -> [1, F] twice.
+    """
+    x = row * jnp.asarray(scale, row.dtype)
+    return x, jnp.zeros_like(x)
+
+
+@mk.task
 def logits(x: Array, gain: Array, w: Array, *, eps: float, unit_offset: bool) -> Array:
     """rms_norm(x) @ w.T in float32.
 
@@ -41,6 +51,21 @@ def best(
     y = jnp.where(mk.valid(w, 0), y, -jnp.inf)
     token = jnp.argmax(y, axis=-1) + mk.program_id(0) * w.shape[0]
     return jnp.max(y, axis=-1)[:, None], token[:, None].astype(jnp.int32)
+
+
+@mk.task
+def better(values: Array, tokens: Array) -> tuple[Array, Array]:
+    """Largest value of a block and its token, lowest token on ties.
+
+    values: [B, T] float32, tokens: [B, T] int32
+    -> value [B, 1] float32, token [B, 1] int32.
+    """
+    values = jnp.where(mk.valid(values), values, -jnp.inf)
+    top = jnp.max(values, axis=-1, keepdims=True)
+    # A block of -inf alone has to name a token that exists.
+    tokens = jnp.where(mk.valid(tokens), tokens, NO_INDEX)
+    at_top = jnp.where(values == top, tokens, NO_INDEX)
+    return top, jnp.min(at_top, axis=-1)[:, None]
 
 
 @mk.task

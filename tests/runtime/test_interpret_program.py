@@ -384,3 +384,17 @@ def test_unused_slots_do_not_matter() -> None:
         for u in (0.0, np.nan)
     ]
     np.testing.assert_array_equal(*outs)
+
+
+def test_rows_do_not_depend_on_each_other() -> None:
+    step = LlamaStep(TINY, 2, 256, want="logits")
+    params, cache, tokens = example(TINY, [30, 70], 256)
+    broken = {**cache, "k": cache["k"].at[:, 1].set(np.nan)}
+    program, _ = traced(step, (params, cache, tokens))
+    run_it = jax.jit(functools.partial(run_program, program))
+    good, bad = (
+        np.asarray(run_it(jax.tree.leaves((params, c, tokens)))[0])
+        for c in (cache, broken)
+    )
+    np.testing.assert_array_equal(good[0], bad[0])
+    assert np.isnan(bad[1]).all()

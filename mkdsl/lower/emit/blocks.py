@@ -128,6 +128,7 @@ def result_types(block: Block, layout: Layout) -> tuple[Any, Any]:
         plain = plgpu.SMEM((block.padded, block.columns), block.dtype)
     elif plain_result(block, layout):
         plain = plgpu.SMEM((block.columns, block.padded), block.dtype)
+        return plain, plgpu.SMEM((block.columns * block.padded,), block.dtype)
     else:
         shape = (block.padded // 64, block.columns, 64)
         return (
@@ -258,8 +259,21 @@ def plain_result(block: Block, layout: Layout) -> bool:
     return not block.wide and block.operand.access.view != layout.view
 
 
-def stores(block: Block, layout: Layout, eval_: Eval) -> list[Copy]:
+def _one_run(block: Block, layout: Layout) -> bool:
+    """True if the rows of a result written in another view follow each other."""
+    axes, view = block.operand.access.axes, block.operand.access.view
+    kept = [i for i, a in enumerate(axes) if not a.squeezed]
+    adjacent = len(kept) == 2 and kept[0] == kept[1] - 1
+    whole = adjacent and block.features == block.padded == view[kept[1]]
+    return whole and layout.shape[-1] % (block.rows * block.features) == 0
+
+
+def stores(
+    block: Block, layout: Layout, eval_: Eval, *, flat: bool = True
+) -> list[Copy]:
     """The copies that take a result from shared memory to its array.
+
+    flat: shared memory may be seen as one row of all rows.
 
     Elements past the array are not written; a copy is skipped where a run-time index
     is past a dimension (its guard).
@@ -271,6 +285,12 @@ def stores(block: Block, layout: Layout, eval_: Eval) -> list[Copy]:
         n = block.columns
         found = _column_copies(block, where, name, block.features, n, eval_)
         return [c._replace(guard=guard) for c in found]
+    if plain_result(block, layout) and flat and _one_run(block, layout):
+        where = next(rows_in_view(layout, operand))
+        return [
+            Copy(True, (pl.ds(*span),), name, _index(where, eval_, 1, span), guard)
+            for span in _spans(block.rows * block.features, MAX_COPY)
+        ]
     if plain_result(block, layout):
         return [
             Copy(

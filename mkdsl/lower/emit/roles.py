@@ -566,10 +566,12 @@ def storer(kernel: Kernel) -> None:
             kernel.stamp(i, ts.BEGAN)
             for k, block in enumerate(code.results):
                 layout = code.layouts[block.operand.access.buffer]
-                for copy in stores(block, layout, at):
+                flat = kernel.counters is not None
+                for copy in stores(block, layout, at, flat=flat):
                     refs = mem.raw_staging if copy.raw else mem.staging
                     source = _part(refs[code.index][k], copy.shared)
                     _copy_out(kernel, at, copy, source)
+            plgpu.commit_smem_to_gmem_group()
             plgpu.wait_smem_to_gmem(0)
             kernel.stamp(i, ts.STORED)
             plgpu.barrier_arrive(mem.drained)
@@ -598,9 +600,9 @@ def _copy_out(kernel: Kernel, at: Instruction, copy: Copy, source: Ref) -> None:
         one = at(start) < n
         inside = one if inside is None else jnp.logical_and(inside, one)
     if inside is None:
-        plgpu.copy_smem_to_gmem(source, target)
+        plgpu.copy_smem_to_gmem(source, target, commit_group=False)
         return
 
     @pl.when(inside)
     def _() -> None:
-        plgpu.copy_smem_to_gmem(source, target)
+        plgpu.copy_smem_to_gmem(source, target, commit_group=False)

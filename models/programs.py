@@ -1,0 +1,269 @@
+"""What the decode programs of the families have in common: calls on one token a row.
+
+A decode program is `f(params, cache, tokens) -> (tokens or logits, cache)`, written
+with mk.call: `decode_program` of each family. Row b is at position `cache.lengths[b]`:
+its key and value go to that slot, which must exist; the program leaves `lengths` as it
+is. `Step` holds the sizes; its methods record one call each, or a few.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+import mkdsl as mk
+from models import rope
+from models.cache import KVCache
+from models.config import ModelConfig, Rope
+from models.params import Params
+from models.tasks import sample
+from models.tasks.attention import attend
+from models.tasks.rope import rope_table
+from models.tasks.sandwich import add_branch
+
+type Array = Any
+"""An array of the program."""
+
+# Candidates that one argmax task reads: its operands stay in shared memory as a whole.
+MOST_CANDIDATES = 512
+
+
+def twice(kind: Rope, head_dim: int) -> Any:
+    """Inverse frequency of every feature of a head, float32 [1, D]; see `rope_table`."""
+    return jnp.asarray(np.tile(rope.frequencies(kind, head_dim), 2)[None])
+
+
+def head_of(params: Params) -> Array:
+    """The vocabulary matrix [V, h], tied to the embedding or not."""
+    return params.get("head", params["embed"])
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Sizes of a decode step.
+
+    Attributes:
+        config: Of the model.
+        batch: Rows, one token each (B).
+        max_length: Slots of the cache (S).
+        dtype: Of activations, that of the parameters.
+        rows: Rows of a weight in one task.
+        vocabulary_rows: Rows of the vocabulary matrix in one task.
+        block: Cached tokens in one block of attention.
+    """
+
+    config: ModelConfig
+    batch: int
+    max_length: int
+    dtype: Any
+    rows: int = 64
+    vocabulary_rows: int = 256
+    block: int = 64
+
+    def shape(self, *sizes: int) -> mk.Shape:
+        """An array of activations, [B, *sizes]."""
+        return mk.Shape((self.batch, *sizes), self.dtype)
+
+    def weight(self, rows: int, depth: int) -> mk.Spec:
+        """The i-th block of whole rows of a matrix."""
+        return mk.Spec((rows, depth), lambda i: (i, 0))
+
+    @property
+    def tile(self) -> mk.Spec:
+        """The i-th block of `rows` features of all rows of the batch."""
+        return mk.Spec((self.batch, self.rows), lambda i: (0, i))
+
+    def embed(self, task: Any, results: int, table: Array, tokens: Array) -> Any:
+        """Rows `tokens` of the embedding: [B, h], or as many as the task returns."""
+        hidden, width = self.config.hidden_size, 256
+        out = mk.Spec((1, width), lambda b, j: (b, j))
+        return mk.call(
+            task,
+            grid=(self.batch, mk.cdiv(hidden, width)),
+            in_specs=(mk.Spec((1, width), lambda b, j: (tokens[b], j)),),
+            out_specs=out if results == 1 else (out,) * results,
+            out_shape=(
+                self.shape(hidden) if results == 1 else (self.shape(hidden),) * results
+            ),
+            name="embed",
+        )(table)
+
+    def tables(self, lengths: Array, frequencies: Array) -> tuple[Array, Array]:
+        """Cosines and sines at the position of each row, float32 [B, D] each."""
+        size = (self.batch, self.config.head_dim)
+        return mk.call(
+            rope_table,
+            in_specs=(mk.Spec((self.batch,), lambda: (0,), column=True), mk.whole),
+            out_specs=(mk.Spec(size, lambda: (0, 0)),) * 2,
+            out_shape=(mk.Shape(size, jnp.float32),) * 2,
+        )(lengths, frequencies)
+
+    def heads(
+        self,
+        task: Any,
+        name: str,
+        count: int,
+        before: tuple[Array, ...],
+        w: Array,
+        after: tuple[Array, ...] = (),
+    ) -> Array:
+        """A projection with one head a task: [B, heads, D].
+
+        Args:
+            task: Called on `before`, a block of rows of `w`, and `after`.
+        """
+        dim = self.config.head_dim
+        return mk.call(
+            task,
+            grid=(count,),
+            in_specs=(
+                *(mk.whole for _ in before),
+                self.weight(dim, self.config.hidden_size),
+                *(mk.whole for _ in after),
+            ),
+            out_specs=mk.Spec((self.batch, None, dim), lambda i: (0, i, 0)),
+            out_shape=self.shape(count, dim),
+            name=name,
+        )(*before, w, *after)
+
+    def attend(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        cache: KVCache,
+        layer: Any,
+        *,
+        scale: float,
+        window: int | None = None,
+    ) -> tuple[Array, KVCache]:
+        """Attend over cached tokens and the new one, and append that to the cache.
+
+        Args:
+            q: [B, H, D], after RoPE.
+            k, v: [B, KV, D] of the new token.
+            cache: Its slots [0, length) are read; slot `length` is written.
+            layer: Of the cache.
+            window: Tokens that are seen, the new one included; None for all.
+
+        Returns:
+            [B, H * D], and the cache.
+        """
+        c, lengths, dim = self.config, cache.lengths, self.config.head_dim
+        most = self.max_length if window is None else min(self.max_length, window - 1)
+
+        def seen(b: Any, g: Any) -> Any:
+            first = 0 if window is None else mk.maximum(0, lengths[b] + (1 - window))
+            return b, g, mk.ds(first, lengths[b] - first), 0
+
+        def slot(pages: Array) -> mk.Into:
+            return mk.Into(
+                pages[layer],
+                (None, None, 1, dim),
+                lambda b, g: (b, g, lengths[b], 0),
+            )
+
+        old = mk.Spec((None, None, mk.BoundedSlice(max(1, most)), dim), seen)
+        group = mk.Spec(
+            (None, c.num_heads // c.num_kv_heads, dim), lambda b, g: (b, g, 0)
+        )
+        one = mk.Spec((None, 1, dim), lambda b, g: (b, g, 0))
+        out, k_pages, v_pages = mk.call(
+            partial(attend, scale=scale, block=self.block),
+            grid=(self.batch, c.num_kv_heads),
+            in_specs=(group, old, old, one, one),
+            out_specs=(group, slot(cache.k), slot(cache.v)),
+            out_shape=(self.shape(c.num_heads, dim), None, None),
+        )(q, cache.k[layer], cache.v[layer], k, v)
+        out = out.reshape(self.batch, c.num_heads * dim)
+        return out, KVCache(k_pages, v_pages, lengths)
+
+    def by_rows(
+        self,
+        task: Any,
+        name: str,
+        count: int,
+        before: tuple[Array, ...],
+        *weights: Array,
+        tiled: int = 0,
+    ) -> Array:
+        """A projection to `count` features, `rows` of them a task: [B, count].
+
+        Args:
+            task: Called on `before` and a block of rows of each weight.
+            tiled: How many of `before` it sees by tiles as its result, the first ones.
+        """
+        return mk.call(
+            task,
+            grid=(mk.cdiv(count, self.rows),),
+            in_specs=(
+                *(self.tile if i < tiled else mk.whole for i in range(len(before))),
+                *(self.weight(self.rows, w.shape[1]) for w in weights),
+            ),
+            out_specs=self.tile,
+            out_shape=self.shape(count),
+            name=name,
+        )(*before, *weights)
+
+    def add_branch(self, x: Array, y: Array, y_gain: Array) -> Array:
+        """x + norm(y), [B, h], see `tasks/sandwich.py`."""
+        size = (self.batch, self.config.hidden_size)
+        return mk.call(
+            partial(add_branch, eps=self.config.norm_eps),
+            in_specs=mk.whole,
+            out_specs=mk.Spec(size, lambda: (0, 0)),
+            out_shape=mk.Shape(size, self.dtype),
+        )(x, y, y_gain)
+
+    def logits(
+        self, x: Array, gain: Array, table: Array, *, unit_offset: bool
+    ) -> Array:
+        """Scores of the whole vocabulary, float32 [B, V]."""
+        c, rows = self.config, self.vocabulary_rows
+        return mk.call(
+            partial(sample.logits, eps=c.norm_eps, unit_offset=unit_offset),
+            grid=(mk.cdiv(c.vocab_size, rows),),
+            in_specs=(mk.whole, mk.whole, self.weight(rows, c.hidden_size)),
+            out_specs=mk.Spec((self.batch, rows), lambda i: (0, i)),
+            out_shape=mk.Shape((self.batch, c.vocab_size), jnp.float32),
+        )(x, gain, table)
+
+    def greedy(
+        self, x: Array, gain: Array, table: Array, *, unit_offset: bool
+    ) -> Array:
+        """The token of the largest score, lowest on ties, int32 [B]."""
+        c, rows = self.config, self.vocabulary_rows
+        count = mk.cdiv(c.vocab_size, rows)
+        found = mk.call(
+            partial(sample.best, eps=c.norm_eps, unit_offset=unit_offset),
+            grid=(count,),
+            in_specs=(mk.whole, mk.whole, self.weight(rows, c.hidden_size)),
+            out_specs=self._candidate,
+            out_shape=self._candidates(count),
+        )(x, gain, table)
+        while count > MOST_CANDIDATES:
+            count = mk.cdiv(count, MOST_CANDIDATES)
+            block = mk.Spec((self.batch, MOST_CANDIDATES), lambda i: (0, i))
+            found = mk.call(
+                sample.better,
+                grid=(count,),
+                in_specs=(block, block),
+                out_specs=self._candidate,
+                out_shape=self._candidates(count),
+            )(*found)
+        return mk.call(
+            sample.pick,
+            in_specs=(mk.whole, mk.whole),
+            out_specs=mk.Spec((self.batch,), lambda: (0,), column=True),
+            out_shape=mk.Shape((self.batch,), jnp.int32),
+        )(*found)
+
+    @property
+    def _candidate(self) -> tuple[mk.Spec, mk.Spec]:
+        return (mk.Spec((self.batch, 1), lambda i: (0, i)),) * 2
+
+    def _candidates(self, count: int) -> tuple[mk.Shape, mk.Shape]:
+        size = (self.batch, count)
+        return mk.Shape(size, jnp.float32), mk.Shape(size, jnp.int32)
