@@ -31,7 +31,7 @@ MOST_CANDIDATES = 512
 
 
 def twice(kind: Rope, head_dim: int) -> Any:
-    """Inverse frequency of every feature of a head, float32 [1, D]; see `rope_table`."""
+    """Inverse frequency of every feature of a head, float32 [1, D]."""
     return jnp.asarray(np.tile(rope.frequencies(kind, head_dim), 2)[None])
 
 

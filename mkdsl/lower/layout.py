@@ -25,7 +25,6 @@ from mkdsl.lang.program import Access, Axis, Buffer, Param
 from mkdsl.lower.ir import Kind
 from mkdsl.lower.pages import accumulators, round_up
 
-
 # A bulk load moves a multiple of 128 bytes (Mosaic, one warpgroup): 32 columns.
 COLUMN_PAD = 32
 

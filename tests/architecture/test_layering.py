@@ -21,6 +21,8 @@ JAX_MAY_BE_IN = (
     "mkdsl.lang.task",
     "mkdsl.lang.trace",
     "mkdsl.lang.primitives",
+    "mkdsl.lang.body",
+    "mkdsl.lang.arrays",
     "mkdsl.lower.emit",
     "mkdsl.runtime",
     "mkdsl.__main__",

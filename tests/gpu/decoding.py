@@ -1,7 +1,7 @@
 """Decode loops, their oracle, and what the compiled HLO of a loop has to look like."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -23,7 +23,11 @@ Tree = Any
 Step = Callable[[Tree, KVCache, Array], tuple[Array, KVCache]]
 
 CUSTOM_CALL = re.compile(r" custom-call\(.*custom_call_target=\"mosaic_gpu")
-COPY = re.compile(r"= \(?(\w+)\[([\d,]*)\]\S*.* copy(?:-start)?\(")
+# The type, and the opcode behind it.
+INSTRUCTION = re.compile(r" = (.*?) ([a-z][a-z-]*)\(")
+SHAPE = re.compile(r"\w+\[([\d,]*)\]")
+# Instructions that move nothing.
+FREE = frozenset("parameter tuple get-tuple-element bitcast while call".split())
 
 
 def program_of(config: Any) -> Any:
@@ -63,21 +67,23 @@ def filled_cache(
     config: Any, lengths: Sequence[int], slots: int, key: Any, unused: float = np.nan
 ) -> KVCache:
     """Standard normal bf16 up to `lengths`, and from there on `unused`."""
-
-    @jax.jit
-    def make(key: Any, used: Array) -> tuple[Array, Array]:
-        size = config.num_layers, len(lengths), config.num_kv_heads, slots
-        exists = (jnp.arange(slots) < used[:, None])[None, :, None, :, None]
-
-        def rows(key: Any) -> Array:
-            values = jax.random.normal(key, (*size, config.head_dim), jnp.bfloat16)
-            return jnp.where(exists, values, jnp.bfloat16(unused))
-
-        k, v = jax.random.split(key)
-        return rows(k), rows(v)
-
+    size = config.num_layers, len(lengths), config.num_kv_heads, slots, config.head_dim
     used = jnp.asarray(lengths, jnp.int32)
-    return KVCache(*make(key, used), used)
+    return KVCache(*_filled(size, key, used, unused), used)
+
+
+@partial(jax.jit, static_argnums=0)
+def _filled(
+    size: tuple[int, ...], key: Any, used: Array, unused: float
+) -> tuple[Array, Array]:
+    exists = (jnp.arange(size[3]) < used[:, None])[None, :, None, :, None]
+
+    def rows(key: Any) -> Array:
+        values = jax.random.normal(key, size, jnp.bfloat16)
+        return jnp.where(exists, values, jnp.asarray(unused, jnp.bfloat16))
+
+    k, v = jax.random.split(key)
+    return rows(k), rows(v)
 
 
 def greedy_loop(step: Step, most: int) -> Any:
@@ -187,14 +193,11 @@ def same_bits(a: Tree, b: Tree) -> Array:
 def same_outside(cache: KVCache, old: KVCache) -> Array:
     """Whether only appended slots differ from the old cache, bitwise."""
     new, *_ = new_rows(cache, old.lengths)
-    kept = [(jnp.where(new, 0, a), jnp.where(new, 0, b)) for a, b in
-            ((cache.k, old.k), (cache.v, old.v))]
+    kept = [
+        (jnp.where(new, 0, a), jnp.where(new, 0, b))
+        for a, b in ((cache.k, old.k), (cache.v, old.v))
+    ]
     return same_bits([a for a, _ in kept], [b for _, b in kept])
-
-
-def copy_of(tree: Tree) -> Tree:
-    """Buffers of its own, to be donated."""
-    return jax.tree.map(lambda x: x + jnp.zeros((), x.dtype), tree)
 
 
 def computations(hlo: str) -> Iterator[tuple[str, list[str]]]:
@@ -209,21 +212,32 @@ def computations(hlo: str) -> Iterator[tuple[str, list[str]]]:
             body.append(line)
 
 
-def kernel_calls(hlo: str) -> list[str]:
-    """The computation of every call of a Mosaic kernel: its first line."""
+def kernel_calls(hlo: str) -> list[tuple[str, list[str]]]:
+    """The computation of every call of a Mosaic kernel."""
     return [
-        head
+        (head, body)
         for head, body in computations(hlo)
         for line in body
         if CUSTOM_CALL.search(line)
     ]
 
 
-def copies_of(hlo: str, elements: int) -> list[str]:
-    """Copies of so many elements or more, also inside of fusions."""
-    found: list[str] = []
-    for line in hlo.splitlines():
-        copy = COPY.search(line)
-        if copy and prod(int(n) for n in copy[2].split(",") if n) >= elements:
-            found.append(line.strip())
-    return found
+def elements(line: str) -> int:
+    """Elements of the largest array that an instruction gives."""
+    made = INSTRUCTION.search(line)
+    shapes = SHAPE.findall(made[1]) if made else []
+    return max(
+        (prod(int(n) for n in dims.split(",") if n) for dims in shapes), default=0
+    )
+
+
+def opcode(line: str) -> str:
+    """E.g. "get-tuple-element"; empty for a line that is no instruction."""
+    made = INSTRUCTION.search(line)
+    return made[2] if made else ""
+
+
+def large(lines: Iterable[str], size: int) -> list[tuple[str, str]]:
+    """(opcode, line) of instructions that move or make so many elements, or more."""
+    named = ((opcode(line), line.strip()) for line in lines if elements(line) >= size)
+    return [(code, line) for code, line in named if code not in FREE]

@@ -1,6 +1,6 @@
 """The checkpoints of the fixtures through the kernel, against Hugging Face's logits.
 
-Token by token inside one lax.scan, teacher-forced: no sampling decides what is compared.
+Token by token inside one lax.scan, teacher-forced: no sampling decides the outcome.
 One program of three rows for each checkpoint, so one compilation.
 """
 

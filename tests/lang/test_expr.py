@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mkdsl.lang.expr import Expr, expr, maximum, minimum, parse, read, var
+from mkdsl.lang.expr import Expr, expr, maximum, minimum, read, var
+from mkdsl.lang.expr_text import parse
 from tests.strategies import ENV, SCALARS, expressions, read_scalar
 
 

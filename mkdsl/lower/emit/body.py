@@ -16,7 +16,7 @@ values are operand A of wgmma, activations and queries operand B.
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
@@ -27,118 +27,29 @@ from mkdsl.errors import InternalError
 from mkdsl.lang.body import is_literal, line_of
 from mkdsl.lang.primitives import dot_p, extent_p, fold_p, program_id_p, roll_p
 from mkdsl.lang.roles import ELEMENTWISE, RENAMES
-from mkdsl.lower.emit.blocks import Block
+from mkdsl.lower.emit.values import (
+    COLUMN,
+    EXPANDED,
+    F32,
+    I32,
+    REDUCE,
+    WG,
+    PageBlock,
+    Pages,
+    Streams,
+    Tile,
+    is_tile,
+    position,
+)
 from mkdsl.lower.pages import round_up
 
 Value = Any
 Ref = Any
 
-WG = plgpu.Layout.WGMMA
-COLUMN = WG.reduce(0)
-ROW = WG.reduce(1)
-F32, I32 = jnp.float32, jnp.int32
 # Features of one step over a long tile: 32 registers per thread in float32. On the H200
 # (2026-11-29) RMSNorm of [8, 2048] took 2.6, 1.8, 1.5, 1.3 us at 64, 128, 256, 512.
 CHUNK_ELEMENTS = 4096
 MAX_CHUNK = 512
-
-_EXPANDED: dict[str, Callable[..., Value]] = {
-    "log1p": lambda x: jnp.log(1 + x),
-    "expm1": lambda x: jnp.exp(x) - 1,
-    "is_finite": lambda x: jnp.abs(x) < jnp.inf,
-    "pow": lambda x, y: jnp.exp2(y * jnp.log2(x)),
-    "copy": lambda x: x,
-    "stop_gradient": lambda x: x,
-    "floor": lambda x: (r := jnp.round(x)) - jnp.where(r > x, 1.0, 0.0).astype(x.dtype),
-    "ceil": lambda x: (r := jnp.round(x)) + jnp.where(r < x, 1.0, 0.0).astype(x.dtype),
-}
-_REDUCE: dict[str, tuple[Callable[..., Value], Callable[..., Value]]] = {
-    "reduce_sum": (jnp.sum, lax.add),
-    "reduce_max": (jnp.max, lax.max),
-    "reduce_min": (jnp.min, lax.min),
-}
-
-
-class Tile(NamedTuple):
-    """A tile made on demand: at(start, rows, memo) gives [rows, columns].
-
-    Attributes:
-        features: features, before padding to a multiple of 64.
-        ref: the block in shared memory if it is an operand B of wgmma as it stands.
-    """
-
-    features: int
-    at: Callable[[Any, int, dict[int, Value]], Value]
-    ref: Ref = None
-
-
-class Pages(NamedTuple):
-    """A streamed operand that still is to come: parameter, padded rows of its dot."""
-
-    index: int
-    rows: int
-
-
-class PageBlock(NamedTuple):
-    """A block of a fold in shared memory: [rows, 64] for every 64 features."""
-
-    chunks: tuple[Ref, ...]
-    rows: int
-    transposed: bool = False
-
-
-class Streams(Protocol):
-    """How a body gets its pages; the consumer role is one."""
-
-    def dot(self, pages: Pages, step: Callable[[Sequence[Ref], Any], None]) -> None:
-        """Call step(chunks, first feature of operand B) for every page in order."""
-        ...
-
-    def fold(
-        self,
-        streams: Sequence[Pages],
-        count: Value,
-        step: Callable[..., list[Value]],
-        carry: list[Value],
-    ) -> list[Value]:
-        """carry = step(i, blocks, carry) for every block of rows in order."""
-        ...
-
-    def advance(self, pages: Pages) -> None:
-        """Count the pages of a dot as used."""
-        ...
-
-
-def is_tile(x: Value) -> bool:
-    """True for tiles and vectors."""
-    return isinstance(x, Tile) or jnp.ndim(x) == 2
-
-
-def position(start: Any, rows: int, columns: int) -> Value:
-    """Feature number of each element of [rows, columns]."""
-    return plgpu.broadcasted_iota(I32, (rows, columns), 0, layout=WG) + start
-
-
-def resident(block: Block, ref: Ref) -> Value:
-    """A resident operand as a value."""
-    n = block.columns
-    if block.column:
-        return plgpu.load(ref.at[pl.ds(0, n)], layout=COLUMN, optimized=False)
-
-    def vector(start: Any, rows: int, _: Any) -> Value:
-        v = plgpu.load(ref.at[pl.ds(start, rows)], layout=ROW, optimized=False)
-        return plgpu.layout_cast(lax.broadcast_in_dim(v, (rows, n), (0,)), WG)
-
-    def wide(start: Any, rows: int, _: Any) -> Value:
-        return plgpu.load(ref.at[pl.ds(start, rows)], layout=WG, optimized=False)
-
-    def tile(start: Any, rows: int, _: Any) -> Value:
-        part = ref if rows == block.padded else ref.at[:, pl.ds(start, rows)]
-        return plgpu.load(part.transpose((1, 0)), layout=WG, optimized=False)
-
-    if block.vector:
-        return Tile(block.features, vector)
-    return Tile(block.features, wide) if block.wide else Tile(block.features, tile, ref)
 
 
 class Emitter:
@@ -248,8 +159,8 @@ class Emitter:
             return ins
         if name in ELEMENTWISE:
             return [self.elementwise(e, ins)]
-        if name in _REDUCE:
-            return [self.reduce(e, ins[0], *_REDUCE[name])]
+        if name in REDUCE:
+            return [self.reduce(e, ins[0], *REDUCE[name])]
         others: dict[str, Callable[..., Value]] = {
             "argmax": self.argmax,
             "iota": self.iota,
@@ -264,7 +175,7 @@ class Emitter:
         return [others[name](e, *ins)]
 
     def elementwise(self, e: Any, args: list[Value]) -> Value:
-        op = _EXPANDED.get(e.primitive.name)
+        op = EXPANDED.get(e.primitive.name)
         op = op or functools.partial(e.primitive.bind, **e.params)
         if any(map(is_tile, args)):
             features = e.outvars[0].aval.shape[-1]
@@ -398,7 +309,9 @@ class Emitter:
             def step(chunks: Sequence[Ref], first: Any) -> None:
                 at = first
                 for ref in chunks:
-                    k = pl.ds(pl.multiple_of(at, 64), ref.shape[1])
+                    # Pallas cannot slice a tiled array at a constant that is traced.
+                    start = at if isinstance(at, int) else pl.multiple_of(at, 64)
+                    k = pl.ds(start, ref.shape[1])
                     plgpu.wgmma(acc, ref, b.at[:, k].transpose((1, 0)))
                     at = at + ref.shape[1]
                 plgpu.wgmma_wait(0)

@@ -1,7 +1,8 @@
 """One persistent Pallas kernel for a whole KernelPlan.
 
-Grid = one CTA per SM, four warpgroups each (roles.py). Every SM copies its instruction
-words and the scalars of index expressions to shared memory, then each role walks them.
+Grid = one CTA per SM, four warpgroups each: loader, fetcher, consumer, storer. Every SM
+copies its instruction words and the scalars of index expressions to shared memory, then
+each role walks them.
 Counters live in device memory and start at zero in every launch. State buffers are
 written in place through references.
 """
@@ -19,9 +20,13 @@ from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from mkdsl.lang.program import Access, Output
-from mkdsl.lower.emit import roles
+from mkdsl.lower.emit import walk
 from mkdsl.lower.emit.blocks import RAW, TILED, resident_types, result_types
 from mkdsl.lower.emit.code import Code, code_of
+from mkdsl.lower.emit.consumer import consumer
+from mkdsl.lower.emit.fetcher import fetcher
+from mkdsl.lower.emit.loader import loader
+from mkdsl.lower.emit.storer import storer
 from mkdsl.lower.emit.sync import Counters
 from mkdsl.lower.emit.timestamps import STAMPS
 from mkdsl.lower.encode import BLOCK_WORDS, Encoded, encode
@@ -186,7 +191,7 @@ class Launcher:
     def _page_views(self) -> list[tuple[int, bool]]:
         """(rows, tiled) of the views of the ring; the untiled ones come first."""
         streams = [s for c in self.codes for s in c.streams]
-        views = {(roles.slot_rows(s.page[0]), s.tiled) for s in streams}
+        views = {(walk.slot_rows(s.page[0]), s.tiled) for s in streams}
         return sorted(views or {(64, True)}, key=lambda v: (v[1], v[0]))
 
     def _ring_types(self) -> list[Any]:
@@ -286,7 +291,7 @@ class Launcher:
         full, empty, free, ready, drained, done, *landed = barriers
         # The interpreter gives the two views of a block memory of their own.
         raw = 1 if self.interpret is None else 0
-        memory = roles.Memory(
+        memory = walk.Memory(
             arrays,
             words,
             scalars,
@@ -310,7 +315,7 @@ class Launcher:
             done,
         )
         plan = self.plan
-        kernel = roles.Kernel(
+        kernel = walk.Kernel(
             self.codes,
             self.encoded.stride,
             self.offsets,
@@ -322,18 +327,18 @@ class Launcher:
             stamps,
         )
         table = {
-            CONSUMER: roles.consumer,
-            LOADER: roles.loader,
-            FETCHER: roles.fetcher,
-            STORER: roles.storer,
+            CONSUMER: consumer,
+            LOADER: loader,
+            FETCHER: fetcher,
+            STORER: storer,
         }
         role = lax.axis_index("role")
         for number, run in table.items():
 
             @pl.when(role == number)
-            def _(run: Callable[[roles.Kernel], None] = run) -> None:
+            def _(run: Callable[[walk.Kernel], None] = run) -> None:
                 if self.interpret is None:
-                    more = "increase" if run is roles.consumer else "decrease"
+                    more = "increase" if run is consumer else "decrease"
                     plgpu.set_max_registers(REGISTERS[run.__name__], action=more)
                 run(kernel)
 
