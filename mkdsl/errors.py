@@ -8,8 +8,8 @@ MkdslError
   InternalError  a fault of mkdsl itself
 """
 
+import inspect
 import linecache
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -46,7 +46,7 @@ NO_SRC = SrcInfo()
 
 def caller() -> SrcInfo:
     """The innermost frame outside mkdsl and JAX: the line that the user wrote."""
-    frame: FrameType | None = sys._getframe(1)
+    frame: FrameType | None = inspect.currentframe()
     while frame is not None:
         name = frame.f_code.co_filename
         foreign = "/jax/" in name or "/jaxlib/" in name or name.startswith("<")

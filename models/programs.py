@@ -91,13 +91,13 @@ class Step:
         )(table)
 
     def tables(self, lengths: Array, frequencies: Array) -> tuple[Array, Array]:
-        """Cosines and sines at the position of each row, float32 [B, D] each."""
+        """Cosines and sines at the position of each row, [B, D] each."""
         size = (self.batch, self.config.head_dim)
         return mk.call(
-            rope_table,
+            partial(rope_table, dtype=self.dtype),
             in_specs=(mk.Spec((self.batch,), lambda: (0,), column=True), mk.whole),
             out_specs=(mk.Spec(size, lambda: (0, 0)),) * 2,
-            out_shape=(mk.Shape(size, jnp.float32),) * 2,
+            out_shape=(self.shape(self.config.head_dim),) * 2,
         )(lengths, frequencies)
 
     def heads(
@@ -151,7 +151,8 @@ class Step:
         Returns:
             [B, H * D], and the cache.
         """
-        c, lengths, dim = self.config, cache.lengths, self.config.head_dim
+        c, dim = self.config, self.config.head_dim
+        lengths: Any = cache.lengths
         most = self.max_length if window is None else min(self.max_length, window - 1)
 
         def seen(b: Any, g: Any) -> Any:
@@ -209,13 +210,15 @@ class Step:
 
     def add_branch(self, x: Array, y: Array, y_gain: Array) -> Array:
         """x + norm(y), [B, h], see `tasks/sandwich.py`."""
-        size = (self.batch, self.config.hidden_size)
+        hidden = self.config.hidden_size
+        gain = mk.Spec((self.rows,), lambda i: (i,))
         return mk.call(
             partial(add_branch, eps=self.config.norm_eps),
-            in_specs=mk.whole,
-            out_specs=mk.Spec(size, lambda: (0, 0)),
-            out_shape=mk.Shape(size, self.dtype),
-        )(x, y, y_gain)
+            grid=(mk.cdiv(hidden, self.rows),),
+            in_specs=(self.tile, self.tile, mk.whole, gain),
+            out_specs=self.tile,
+            out_shape=self.shape(hidden),
+        )(x, y, y, y_gain)
 
     def logits(
         self, x: Array, gain: Array, table: Array, *, unit_offset: bool
@@ -262,7 +265,8 @@ class Step:
 
     @property
     def _candidate(self) -> tuple[mk.Spec, mk.Spec]:
-        return (mk.Spec((self.batch, 1), lambda i: (0, i)),) * 2
+        spec = mk.Spec((self.batch, 1), lambda i: (0, i))
+        return spec, spec
 
     def _candidates(self, count: int) -> tuple[mk.Shape, mk.Shape]:
         size = (self.batch, count)

@@ -9,7 +9,7 @@ import contextlib
 import itertools
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -109,7 +109,7 @@ def current(what: str) -> Recorder:
 
 
 @contextlib.contextmanager
-def recording(recorder: Recorder) -> Iterator[Recorder]:
+def recording(recorder: Recorder) -> Generator[Recorder]:
     """Make `recorder` the program that mk.call and mk.scan add to."""
     before, _STATE.recorder = _STATE.recorder, recorder
     try:
@@ -222,7 +222,7 @@ def call(
     shapes = [out_shape] if single or out_shape is None else list(out_shape)
     if len(shapes) == 1 and len(outs) > 1 and shapes[0] is None:
         shapes = [None] * len(outs)
-    task_name = name or unwrap(fn)[0].__name__
+    task_name = name or unwrap(fn)[0].name
 
     def record(*arrays: Array) -> Any:
         src = caller()

@@ -143,7 +143,7 @@ class _Checker:
         self.refuse(e, "this primitive is not supported in a task", hint)
 
     def join(self, e: Any, ins: list[Role]) -> Role:
-        kinds = {r.kind for r in ins} - {"scalar"}
+        kinds: set[Kind] = {r.kind for r in ins if r.kind != "scalar"}
         both = {"column", "vector"} <= kinds
         kind: Kind = "tile" if "tile" in kinds or both else "scalar"
         if len(kinds) == 1:

@@ -42,6 +42,7 @@ class TaskFunction:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         functools.update_wrapper(self, function)
+        self.name = function.__name__
         self.function = function
         code = function.__code__
         self.src = SrcInfo(code.co_filename, code.co_firstlineno)
@@ -98,7 +99,7 @@ def define(fn: Any, blocks: Sequence[Block], src: SrcInfo) -> TaskDef:
         TraceError: the body does something that has no meaning on tiles.
     """
     function, static = unwrap(fn)
-    name = function.__name__
+    name = function.name
     avals = [jax.ShapeDtypeStruct(b.shape, jnp.dtype(b.dtype)) for b in blocks]
     traced: list[Any] = []
 
@@ -152,7 +153,7 @@ def _describe(
     streams = _streams(body, index, name, src)
     streamed = {i for s in streams for i in _operands_of(s)}
     columns = _columns(name, body, blocks, streamed, src)
-    uses = [_use(i, b, streamed, columns) for i, b in enumerate(blocks)]
+    uses: list[Use] = [_use(i, b, streamed, columns) for i, b in enumerate(blocks)]
     roles = {
         v: Role(_role_kind(u, b), _ragged(u, b))
         for v, u, b in zip(body.invars, uses, blocks, strict=True)

@@ -34,13 +34,9 @@ from mkdsl.lower.check_pages import check_pages
 from mkdsl.lower.cost import kind_cost, stage_ns
 from mkdsl.lower.ir import Kind, Task, TaskGraph
 from mkdsl.lower.machine import Machine
-from mkdsl.lower.pages import (
-    accumulators,
-    columns_features,
-    parts_bytes,
-    tile_bytes,
-)
+from mkdsl.lower.pages import columns_features, tile_bytes
 from mkdsl.lower.parts import Site, legal_parts, site_of
+from mkdsl.lower.plan_pages import RESERVED_BYTES, kind_plan
 
 # The model is about a tenth below what was measured (a step of 571 pages of 940 ns per
 # SM took 593 us; gpu_facts.md), so it cannot tell plans apart that are this close.
@@ -194,26 +190,27 @@ def _parts_to_try(
 def _fitting(
     sites: list[Site], known: Mapping[str, Buffer], machine: Machine
 ) -> list[Site]:
-    """Those whose operands and parts leave room for a ring, or the least of all."""
+    """Those that leave room for a ring, or the one that needs the least room."""
     room = machine.smem_bytes - 2 * machine.in_flight * machine.page_bytes
-    sizes = [max(_resident_bytes(kind, known) for kind in s.kinds) for s in sites]
+    sizes = [
+        max(_resident_bytes(kind, known, machine) for kind in site.kinds)
+        for site in sites
+    ]
     fitting = [s for s, size in zip(sites, sizes, strict=True) if size <= room]
     return fitting or [sites[sizes.index(min(sizes))]]
 
 
-def _resident_bytes(kind: Kind, known: Mapping[str, Buffer]) -> int:
-    """Bytes of the operands of a kind; of a combine also those of its parts."""
-    operands = sum(
+def _resident_bytes(kind: Kind, known: Mapping[str, Buffer], machine: Machine) -> int:
+    """Bytes of the operands of a kind; of a combine all that it has besides pages."""
+    if kind.mode == "combine":
+        plan = kind_plan(kind, machine)
+        kept = plan.arena_bytes + plan.scratch_bytes + plan.staging_bytes
+        return kept + RESERVED_BYTES
+    return sum(
         tile_bytes(*columns_features(access.shape), known[access.buffer].dtype)
-        for access, i in zip(kind.ins, kind.operands, strict=kind.mode != "combine")
+        for access, i in zip(kind.ins, kind.operands, strict=True)
         if kind.task.params[i].use == "tile"
     )
-    if kind.mode != "combine":
-        return operands
-    parts = (
-        parts_bytes(kind.parts, *size, dtype) for size, dtype in accumulators(kind.task)
-    )
-    return operands + sum(parts)
 
 
 def _choose(

@@ -55,10 +55,10 @@ class Machine:
         return self.read_ns(self.page_bytes)
 
 
-# Read ceiling 4.60e12 B/s: a kernel that xor-reads 4.3 GB. stage_ns: from stored to
-# signalled 1.1 to 1.7 us under load, polled 0.4, fetched 0.6 to 1.4, stored 0.2. task_ns: words
-# from shared memory 0.2 us. in_flight: 2 pages gave 600 us per step, 1 page 674, 4 pages
-# 636 (prototype of Llama-3.2-1B). All measured 2026-11-29 on an NVIDIA H200.
+# Measured 2026-11-29 on an NVIDIA H200. Read ceiling 4.60e12 B/s: a kernel that xor-reads
+# 4.3 GB. stage_ns: from stored to signalled 1.1 to 1.7 us under load, polled 0.4,
+# fetched 0.6 to 1.4, stored 0.2. task_ns: words from shared memory 0.2 us. in_flight: 2
+# pages gave 600 us per step, 1 page 674, 4 pages 636 (prototype of Llama-3.2-1B).
 H200 = Machine(
     name="h200",
     device_kind="NVIDIA H200",

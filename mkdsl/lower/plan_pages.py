@@ -71,7 +71,7 @@ def plan_pages(
     """
     options = options or PageOptions()
     graph = schedule.events.graph
-    kinds = tuple(_kind_plan(kind, machine) for kind in graph.kinds)
+    kinds = tuple(kind_plan(kind, machine) for kind in graph.kinds)
     arena = max((k.arena_bytes for k in kinds), default=0)
     scratch = max((k.scratch_bytes for k in kinds), default=0)
     staging = max((k.staging_bytes for k in kinds), default=0)
@@ -109,7 +109,7 @@ def pages_at_once(kind: Kind) -> int:
     return max((len(stream_operands(stream)) for stream in streams), default=0)
 
 
-def _kind_plan(kind: Kind, machine: Machine) -> KindPlan:
+def kind_plan(kind: Kind, machine: Machine) -> KindPlan:
     params = kind.task.params
     crossing = sum(tile_bytes(*size, dtype) for size, dtype in accumulators(kind.task))
     # A partial kind has a part of an operand: the shape is that of its access.

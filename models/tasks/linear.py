@@ -27,7 +27,7 @@ def project_rope(
 ) -> Array:
     """rope(rms_norm(x) @ w.T) for one head.
 
-    x: [B, h], gain: [h], w: [D, h], cos, sin: [B, D] float32 -> [B, D] in x.dtype.
+    x: [B, h], gain: [h], w: [D, h], cos, sin: [B, D] -> [B, D] in x.dtype.
     """
     y = mk.dot(rms_norm(x, gain, eps), w).astype(x.dtype)
     return rotate(y.astype(jnp.float32), cos, sin).astype(x.dtype)

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 import mkdsl as mk
 from models.tasks.norm import rms_norm
@@ -30,12 +31,15 @@ def _sum(x: Array, y: Array, y_gain: Array, eps: float) -> Array:
 
 
 @mk.task
-def add_branch(x: Array, y: Array, y_gain: Array, *, eps: float) -> Array:
-    """x + norm(y).
+def add_branch(x: Array, part: Array, y: Array, y_gain: Array, *, eps: float) -> Array:
+    """x + norm(y), R features of it.
 
-    x, y: [B, h], y_gain: [h] -> [B, h].
+    x, part: [B, R] of the stream and of y, y: [B, h], y_gain: [R] -> [B, R].
     """
-    return _sum(x, y, y_gain, eps)
+    whole, part = y.astype(jnp.float32), part.astype(jnp.float32)
+    square = jnp.mean(whole * whole, axis=-1, keepdims=True)
+    normed = part * lax.rsqrt(square + eps) * (1.0 + y_gain.astype(jnp.float32))
+    return x + normed.astype(x.dtype)
 
 
 @mk.task
@@ -65,7 +69,7 @@ def project_norm_rope(
 ) -> Array:
     """rope(norm(norm(x + norm(y)) @ w.T)) for one head.
 
-    x, y: [B, h], y_gain, gain: [h], w: [D, h], head_gain: [D], cos, sin: [B, D] float32
+    x, y: [B, h], y_gain, gain: [h], w: [D, h], head_gain: [D], cos, sin: [B, D]
     -> [B, D] in x.dtype.
     """
     n = _norm(_sum(x, y, y_gain, eps), gain, eps)

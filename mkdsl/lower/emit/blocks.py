@@ -14,6 +14,9 @@ past any dimension; the tiled form may not (measured, H200, 2026-11-29: a tiled 
 from a row that is no multiple of 8 returns other rows).
 """
 
+# pyright: reportAbstractUsage=false
+# (Pallas is typed in part.)
+
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -144,7 +147,7 @@ class Copy(NamedTuple):
     raw: bool
     shared: tuple[Any, ...]
     array: str
-    index: tuple[Any, ...]
+    place: tuple[Any, ...]
     guard: tuple[tuple[Expr, int], ...] = ()
 
 
@@ -191,7 +194,7 @@ def loads(block: Block, layout: Layout, eval_: Eval) -> list[Copy]:
         return [
             c._replace(
                 shared=(pl.ds(0, operand.parts), *c.shared),
-                index=(pl.ds(c.index[0], operand.parts), *c.index[1:]),
+                place=(pl.ds(c.place[0], operand.parts), *c.place[1:]),
             )
             for c in copies
         ]

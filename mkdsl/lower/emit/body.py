@@ -14,6 +14,9 @@ it could be seen: in reductions and in operands of wgmma. Rows of weights, keys 
 values are operand A of wgmma, activations and queries operand B.
 """
 
+# pyright: reportPrivateImportUsage=false
+# (Pallas is typed in part.)
+
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -132,7 +135,9 @@ class Emitter:
 
     # Equations.
 
-    def run(self, equations: Sequence[Any], known: Mapping[Any, Value]) -> dict:
+    def run(
+        self, equations: Sequence[Any], known: Mapping[Any, Value]
+    ) -> dict[Any, Value]:
         """Values of the results of the equations, given those of their operands."""
         env = dict(known)
         for e in equations:
@@ -262,7 +267,7 @@ class Emitter:
 
     def extent(self, e: Any, x: Value) -> list[Value]:
         if isinstance(x, Pages):
-            return [self.extents(x.index, e.params["axis"])]
+            return [self.extents(x.parameter, e.params["axis"])]
         return [self.extents(self.parameters[id(e.invars[0])], e.params["axis"])]
 
     def roll(self, e: Any, x: Value) -> list[Value]:

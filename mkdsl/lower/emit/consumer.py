@@ -52,7 +52,7 @@ class _Consumer:
 
     def dot(self, pages: Pages, step: Callable[..., None]) -> None:
         """See body.Streams."""
-        s, base = self.code.stream_of(pages.index), self.g
+        s, base = self.code.stream_of(pages.parameter), self.g
         first = self.at(s.first)
 
         def page(p: Value, features: int) -> None:
@@ -70,7 +70,7 @@ class _Consumer:
 
     def advance(self, pages: Pages) -> None:
         """See body.Streams."""
-        s = self.code.stream_of(pages.index)
+        s = self.code.stream_of(pages.parameter)
         self.g = self.g + s.full_pages + (1 if s.rest else 0)
 
     def fold(
@@ -81,7 +81,7 @@ class _Consumer:
         carry: list[Value],
     ) -> list[Value]:
         """See body.Streams."""
-        s, base, n = self.code.stream_of(streams[0].index), self.g, len(streams)
+        s, base, n = self.code.stream_of(streams[0].parameter), self.g, len(streams)
         rows = s.page[0]
 
         def one(i: Value, carry: list[Value]) -> list[Value]:

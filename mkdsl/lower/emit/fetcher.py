@@ -56,7 +56,7 @@ def fetcher(kernel: Kernel) -> None:
                 layout = code.layouts[block.operand.access.buffer]
                 for copy in loads(block, layout, at):
                     target = _arena_target(kernel, code, k, copy)
-                    source = mem.arrays[copy.array].at[copy.index]
+                    source = mem.arrays[copy.array].at[copy.place]
                     plgpu.copy_gmem_to_smem(source, target, landed)
                     made += 1
             if made == 0:

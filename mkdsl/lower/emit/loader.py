@@ -48,9 +48,9 @@ class _Loader:
 
         for copy in copies:
             target = _page_target(self.kernel, s, slot, copy)
-            source = mem.arrays[copy.array].at[copy.index]
+            source = mem.arrays[copy.array].at[copy.place]
             plgpu.copy_gmem_to_smem(source, target, mem.full.at[slot])
-        for _ in range(self.kernel.page_arrivals - len(copies)):
+        for _extra in range(self.kernel.page_arrivals - len(copies)):
             plgpu.barrier_arrive(mem.full.at[slot])
         return g + 1
 

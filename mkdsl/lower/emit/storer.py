@@ -62,7 +62,7 @@ def _signal(counters: Counters, event: Value) -> None:
 
 
 def _copy_out(kernel: Kernel, at: Instruction, copy: Copy, source: Ref) -> None:
-    target = kernel.memory.arrays[copy.array].at[copy.index]
+    target = kernel.memory.arrays[copy.array].at[copy.place]
     inside: Value = None
     for start, n in copy.guard:
         one = at(start) < n

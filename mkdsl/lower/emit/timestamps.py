@@ -5,6 +5,9 @@ on the H200 it advanced in steps of 32 ns), written with one plain store each to
 array [SMs, instructions, 8] that nothing else reads.
 """
 
+# pyright: reportCallIssue=false
+# (Pallas is typed in part.)
+
 from typing import Any
 
 from jax.experimental.mosaic.gpu import utils as mgpu_utils

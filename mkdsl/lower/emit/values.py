@@ -52,7 +52,7 @@ class Tile(NamedTuple):
 class Pages(NamedTuple):
     """A streamed operand that still is to come: parameter, padded rows of its dot."""
 
-    index: int
+    parameter: int
     rows: int
 
 
