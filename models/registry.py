@@ -28,6 +28,8 @@ class Family:
         leaves: Configuration -> list of parameters.
         forward: Plain-JAX scores of every position.
         prefill: Plain-JAX scores after the last token, and the cache.
+        decode_params: Configuration and parameters -> those of `decode_program`.
+        decode_program: The decode step, written with mk.call.
     """
 
     name: str
@@ -36,6 +38,8 @@ class Family:
     leaves: Callable[[Any], tuple[Leaf, ...]]
     forward: Callable[..., jax.Array]
     prefill: Callable[..., tuple[jax.Array, Any]]
+    decode_params: Callable[[Any, Params], Params]
+    decode_program: Callable[..., Callable[..., Any]]
 
 
 LLAMA = Family(
@@ -45,6 +49,8 @@ LLAMA = Family(
     llama.leaves,
     llama.forward,
     llama.prefill,
+    llama.decode_params,
+    llama.decode_program,
 )
 GEMMA3 = Family(
     "gemma3",
@@ -53,6 +59,8 @@ GEMMA3 = Family(
     gemma3.leaves,
     gemma3.forward,
     gemma3.prefill,
+    gemma3.decode_params,
+    gemma3.decode_program,
 )
 FAMILIES: dict[str, Family] = {
     "gemma3": GEMMA3,

@@ -22,8 +22,6 @@ ALIGNMENT = 1024
 # Columns beyond 256 need several copies: one asynchronous copy takes at most 256
 # elements along each dimension (gpu_facts.md, pitfalls).
 MAX_PAGE_COLUMNS = 256
-# Streams are operands of wgmma: 16 bit.
-STREAM_ITEM_BYTES = 2
 
 
 def round_up(value: int, multiple: int) -> int:
@@ -36,7 +34,9 @@ def aligned(size: int) -> int:
     return round_up(size, ALIGNMENT)
 
 
-def dot_page(rows: int, depth: int, page_bytes: int) -> tuple[int, int]:
+def dot_page(
+    rows: int, depth: int, page_bytes: int, item_bytes: int = 2
+) -> tuple[int, int]:
     """(rows, columns) of one page of a streamed [rows, depth] operand.
 
     Columns count along depth; 0 columns say that not even 64 of them fit.
@@ -47,9 +47,11 @@ def dot_page(rows: int, depth: int, page_bytes: int) -> tuple[int, int]:
     (128, 128)
     >>> dot_page(16, 100, 32768)
     (64, 128)
+    >>> dot_page(64, 2048, 32768, item_bytes=4)
+    (64, 128)
     """
     rows = round_up(rows, 64)
-    fit = page_bytes // (rows * STREAM_ITEM_BYTES) // 64 * 64
+    fit = page_bytes // (rows * item_bytes) // 64 * 64
     return rows, min(fit, MAX_PAGE_COLUMNS, round_up(depth, 64))
 
 
@@ -98,6 +100,11 @@ def stream_operands(stream: Stream) -> tuple[int, ...]:
     return (stream.rhs,) if isinstance(stream, Dot) else stream.operands
 
 
+def stream_item_bytes(task: TaskDef, stream: Stream) -> int:
+    """Bytes of an element of a stream, the widest of its operands."""
+    return max(ITEM_BYTES[task.params[i].dtype] for i in stream_operands(stream))
+
+
 def kind_streams(kind: Kind) -> tuple[Stream, ...]:
     """The streams of a task that this kind of it reads."""
     has = set(kind.operands)
@@ -112,5 +119,6 @@ def stream_page(kind: Kind, stream: Stream, page_bytes: int) -> tuple[int, int]:
         for operand in stream_operands(stream)
     ]
     if isinstance(stream, Dot):
-        return dot_page(stream.rows, shapes[0][-1], page_bytes)
+        item = stream_item_bytes(kind.task, stream)
+        return dot_page(stream.rows, shapes[0][-1], page_bytes, item)
     return stream.block, round_up(max(shape[-1] for shape in shapes), 64)

@@ -41,7 +41,10 @@ def legal_parts(call: Call, machine: Machine) -> tuple[int, ...]:
     folds = [s for s in task.streams if isinstance(s, Fold)]
     if task.cut == "dot" and dots and not folds:
         depth = dots[0].depth
-        columns = [dot_page(d.rows, depth, machine.page_bytes)[1] for d in dots]
+        columns = [
+            dot_page(d.rows, depth, machine.page_bytes, stream_item_bytes(task, d))[1]
+            for d in dots
+        ]
         whole = all(d.depth == depth for d in dots) and not any(
             depth % c for c in columns
         )
