@@ -16,9 +16,9 @@ from mkdsl.lang.program import Buffer, Call, Dot, Fold
 from mkdsl.lower.machine import Machine
 from mkdsl.lower.pages import (
     MAX_PAGE_COLUMNS,
-    STREAM_ITEM_BYTES,
     dot_page,
     round_up,
+    stream_item_bytes,
 )
 
 MAX_PAGE_ROWS = 256
@@ -27,18 +27,6 @@ MAX_PAGE_ROWS = 256
 def check_pages(call: Call, buffers: Mapping[str, Buffer], machine: Machine) -> None:
     """Raise a PlanError if a streamed operand of the call has no page that fits."""
     for stream in call.task.streams:
-        operands = (stream.rhs,) if isinstance(stream, Dot) else stream.operands
-        for i in operands:
-            item = buffers[call.ins[i].buffer].item_bytes
-            if item != STREAM_ITEM_BYTES:
-                raise _error(
-                    call,
-                    i,
-                    buffers,
-                    f"its elements have {item} bytes, but streams are operands of the "
-                    f"tensor cores and have {STREAM_ITEM_BYTES}",
-                    "store it as bfloat16, or read it as a whole tile",
-                )
         if isinstance(stream, Dot):
             _check_dot(call, stream, buffers, machine)
         else:
@@ -48,16 +36,17 @@ def check_pages(call: Call, buffers: Mapping[str, Buffer], machine: Machine) -> 
 def _check_dot(
     call: Call, dot: Dot, buffers: Mapping[str, Buffer], machine: Machine
 ) -> None:
-    rows, columns = dot_page(dot.rows, dot.depth, machine.page_bytes)
+    item = stream_item_bytes(call.task, dot)
+    rows, columns = dot_page(dot.rows, dot.depth, machine.page_bytes, item)
     if columns >= 64 and rows <= MAX_PAGE_ROWS:
         return
-    most = machine.page_bytes // (64 * STREAM_ITEM_BYTES) // 64 * 64
+    most = machine.page_bytes // (64 * item) // 64 * 64
     raise _error(
         call,
         dot.rhs,
         buffers,
         f"a page of it is at least {rows} rows x 64 columns = "
-        f"{rows * 64 * STREAM_ITEM_BYTES} bytes; a page has {machine.page_bytes} bytes "
+        f"{rows * 64 * item} bytes; a page has {machine.page_bytes} bytes "
         f"and at most {MAX_PAGE_ROWS} rows",
         f"give each task at most {min(most, MAX_PAGE_ROWS)} rows",
     )
@@ -66,9 +55,10 @@ def _check_dot(
 def _check_fold(
     call: Call, fold: Fold, buffers: Mapping[str, Buffer], machine: Machine
 ) -> None:
+    item = stream_item_bytes(call.task, fold)
     for i in fold.operands:
         features = round_up(call.ins[i].shape[-1], 64)
-        row_bytes = features * STREAM_ITEM_BYTES
+        row_bytes = features * item
         size = round_up(fold.block, 64) * row_bytes
         if features > MAX_PAGE_COLUMNS:
             raise _error(

@@ -55,7 +55,7 @@ class Machine:
         return self.read_ns(self.page_bytes)
 
 
-# Measured 2026-11-29 on an NVIDIA H200. Read ceiling 4.60e12 B/s: a kernel that xor-reads
+# Measured 2026-11-29 on an NVIDIA H200. Read ceiling 4.60e12 B/s: a kernel that reads
 # 4.3 GB. stage_ns: from stored to signalled 1.1 to 1.7 us under load, polled 0.4,
 # fetched 0.6 to 1.4, stored 0.2. task_ns: words from shared memory 0.2 us. in_flight: 2
 # pages gave 600 us per step, 1 page 674, 4 pages 636 (prototype of Llama-3.2-1B).
@@ -74,13 +74,15 @@ H200 = Machine(
 MACHINES = (H200,)
 
 
-def simulated(sms: int = 4, page_bytes: int = 32_768) -> Machine:
+def simulated(
+    sms: int = 4, page_bytes: int = 32_768, smem_bytes: int = H200.smem_bytes
+) -> Machine:
     """A small H200 for the simulator: fewer SMs, the same speed of each."""
     return Machine(
         name=f"simulated{sms}",
         device_kind="simulated",
         sms=sms,
-        smem_bytes=H200.smem_bytes,
+        smem_bytes=smem_bytes,
         page_bytes=page_bytes,
         read_bytes_per_s=H200.read_bytes_per_s * sms / H200.sms,
         stage_ns=H200.stage_ns,

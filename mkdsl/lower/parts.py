@@ -21,7 +21,7 @@ from mkdsl.lang.expr import Expr, cdiv, expr, minimum, var
 from mkdsl.lang.program import Access, Axis, Buffer, Call, Dot, Fold
 from mkdsl.lower.ir import Kind
 from mkdsl.lower.machine import Machine
-from mkdsl.lower.pages import accumulators, dot_page
+from mkdsl.lower.pages import accumulators, dot_page, stream_item_bytes
 
 LAYER, PART = var("layer"), var("part")
 

@@ -104,7 +104,8 @@ def _check_pages(plan: KernelPlan, kind: Kind, sizes: KindPlan) -> None:
     for (stream, operands), (rows, features) in zip(mine, sizes.pages, strict=True):
         at_once = max(at_once, len(operands))
         least = stream.rows if isinstance(stream, Dot) else stream.block
-        bytes_of_page = 2 * rows * features
+        item = max(ITEM_BYTES[kind.task.params[i].dtype] for i in operands)
+        bytes_of_page = item * rows * features
         if rows < least or features < 64 or features % 64:
             _kind_error(kind, f"pages of {rows} x {features} for {least} rows")
         if bytes_of_page > plan.page_bytes:

@@ -19,9 +19,10 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from mkdsl.errors import NO_SRC, LaunchError, PlanError, SrcInfo
-from mkdsl.lang.program import Program
+from mkdsl.lang.program import ITEM_BYTES, Program
 from mkdsl.lower.ir import KernelPlan
 from mkdsl.lower.machine import H200, MACHINES, Machine, machine_for, simulated
+from mkdsl.lower.pages import stream_operands
 from mkdsl.lower.pipeline import Options, compile_program
 from mkdsl.runtime.interpret_program import run_program
 
@@ -85,7 +86,8 @@ class Executable:
         if self.implementation == "xla":
             return Choice("xla", self.machine or H200, "asked for")
         if self.implementation == "simulate":
-            return Choice("simulate", self.machine or simulated(), "asked for")
+            machine = self.machine or _simulated(self.program)
+            return Choice("simulate", machine, "asked for")
         named = self.implementation == "mosaic_gpu"
         try:
             machine = _gpu_machine(platform, self.machine)
@@ -137,6 +139,20 @@ def _simulation(plan: KernelPlan) -> Callable[..., list[np.ndarray]]:
         return simulate(plan, [np.asarray(x) for x in inputs], seed=0)
 
     return run
+
+
+def _simulated(program: Program) -> Machine:
+    """A small machine; one that is twice as wide where float32 streams, so that plans
+    are those of bfloat16."""
+    wide = any(
+        ITEM_BYTES[call.task.params[i].dtype] > 2
+        for call in program.calls()
+        for stream in call.task.streams
+        for i in stream_operands(stream)
+    )
+    if not wide:
+        return simulated()
+    return simulated(page_bytes=2 * H200.page_bytes, smem_bytes=2 * H200.smem_bytes)
 
 
 def _gpu_machine(platform: str, machine: Machine | None) -> Machine:

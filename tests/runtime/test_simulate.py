@@ -187,7 +187,7 @@ def test_an_overwrite_after_readers():
     near(y, 2 * inputs[0].astype(np.float32), 0.0)
     near(s, 2 * inputs[1].astype(np.float32), 0.0)
     found: set[str] = set()
-    for seed, (task, index) in enumerate(all_waits(plan) * 5):
+    for seed, (task, index) in enumerate(all_waits(plan) * 60):
         assert name_of(plan, task) == "writer"
         with pytest.raises(VerifyError) as caught:
             simulate(replace_wait(plan, task, index), inputs, seed=seed)

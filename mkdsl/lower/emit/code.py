@@ -4,9 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mkdsl.errors import PlanError
 from mkdsl.lang.body import Body, is_literal
 from mkdsl.lang.expr import Expr, expr, maximum, minimum, var
-from mkdsl.lang.program import Dot, Scratch
+from mkdsl.lang import program as dsl
+from mkdsl.lang.program import ITEM_BYTES, Dot, Scratch
 from mkdsl.lang.task import scratch_of, stored_in_place
 from mkdsl.lower.emit.blocks import Block, block_of, loads, tiled_page
 from mkdsl.lower.ir import Kind
@@ -141,6 +143,20 @@ def _scratch(kind: Kind, body: Body, equations: Sequence[Any]) -> tuple[Scratch,
     return (*scratch_of(merge.eqns, (), kind.task.columns), *own)
 
 
+def _check_stream(kind: Kind, stream: dsl.Stream) -> None:
+    """Refuse a stream that the tensor cores cannot read."""
+    for i in stream_operands(stream):
+        param = kind.task.params[i]
+        if ITEM_BYTES[param.dtype] != 2:
+            raise PlanError(
+                f"call {kind.call}: task {kind.task.name} streams {param.name}: "
+                f"{param.dtype}{list(param.shape)}, but streams are operands of the "
+                "tensor cores and have 2 bytes an element",
+                kind.src,
+                "store it as bfloat16, or read it as a whole tile",
+            )
+
+
 def _streams(
     kind: Kind,
     given: Sequence[Operand],
@@ -153,6 +169,7 @@ def _streams(
             continue
         parameters = stream_operands(s)
         reads = tuple(given[kind.operands.index(p)] for p in parameters)
+        _check_stream(kind, s)
         page = stream_page(kind, s, page_bytes)
         first = expr(0)
         count = expr(0)
