@@ -282,12 +282,10 @@ def _append(
     )
 
 
-def make_decode_step(
+def make_logits_step(
     shape: DecodeShape, variant: Variant
-) -> Callable[
-    [Params, Cache, jax.Array, jax.Array], tuple[Cache, jax.Array, jax.Array]
-]:
-    """One greedy step: (params, cache, token, position) -> (cache, token, score)."""
+) -> Callable[[Params, Cache, jax.Array, jax.Array], tuple[Cache, jax.Array]]:
+    """One step: (params, cache, token, position) -> (cache, f32 logits)."""
     frequencies = inverse_frequencies(shape)
     q_heads, kv_heads = shape.q_heads, shape.kv_heads
 
@@ -325,7 +323,22 @@ def make_decode_step(
         head = params.embedding if params.lm_head is None else params.lm_head
         normed = _rms_norm(x, params.final_norm, shape.rms_eps)
         logits = _linear(normed, head, preferred_element_type=jnp.float32)
-        return (tuple(new_cache), *_best(logits))
+        return tuple(new_cache), logits
+
+    return step
+
+
+def make_decode_step(
+    shape: DecodeShape, variant: Variant
+) -> Callable[
+    [Params, Cache, jax.Array, jax.Array], tuple[Cache, jax.Array, jax.Array]
+]:
+    """One greedy step: (params, cache, token, position) -> (cache, token, score)."""
+    logits_of = make_logits_step(shape, variant)
+
+    def step(params, cache, token, position):
+        cache, logits = logits_of(params, cache, token, position)
+        return (cache, *_best(logits))
 
     return step
 
@@ -352,6 +365,30 @@ def make_loop(shape: DecodeShape, variant: Variant, steps: int = STEPS) -> Decod
         return LoopResult(cache, tokens, scores)
 
     return jax.jit(decode_loop, donate_argnames="cache")
+
+
+def make_judge(shape: DecodeShape, variant: Variant, steps: int = STEPS) -> Any:
+    """A greedy loop that can be made to follow the tokens of another one.
+
+    jit of (params, cache, token, position, follow int32[steps, batch]) -> (tokens,
+    scores, gaps), all [steps, batch]. Where `follow` is negative the loop goes its own
+    way; elsewhere it takes that token, and the gap is how far the token's logit is
+    below the largest.
+    """
+    logits_of = make_logits_step(shape, variant)
+
+    def judge(params, cache, token, position, follow):
+        def body(state, forced):
+            i, cache, token = state
+            cache, logits = logits_of(params, cache, token, position + i)
+            best, top = _best(logits)
+            token = jnp.where(forced < 0, best, forced)
+            score = jnp.take_along_axis(logits, token[:, None], axis=1)[:, 0]
+            return (i + 1, cache, token), (token, score, top - score)
+
+        return lax.scan(body, (jnp.int32(0), cache, token), follow)[1]
+
+    return jax.jit(judge)
 
 
 def make_step_of(variant: Variant) -> MakeStep:

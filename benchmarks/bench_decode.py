@@ -2,6 +2,7 @@
 
     python -m benchmarks.bench_decode --models llama-3.2-1b --batches 1,8,16
 
+Everything is compiled first, in threads, and then measured one after the other.
 Method, and how to plug an implementation in: README.md in this folder.
 """
 
@@ -11,14 +12,16 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import baselines, ceiling, results
+from benchmarks import baselines, ceiling, megakernel, results
 from benchmarks.baselines import DecodeLoop, LoopResult, MakeStep
 from benchmarks.shapes import SHAPES, DecodeShape
 
@@ -32,7 +35,14 @@ INPUTS = (
 IMPLEMENTATIONS: dict[str, MakeStep] = {
     name: baselines.make_step_of(variant)
     for name, variant in baselines.VARIANTS.items()
-}
+} | {"mosaic_gpu": megakernel.make_step_of("mosaic_gpu")}
+# What runs without --implementations, and from which batch on: cuDNN attention was
+# measured to be the fastest baseline at batch 8 and 16, and einsum at batch 1.
+DEFAULT_FROM_BATCH = {"mosaic_gpu": 1, "xla_bksd": 1, "xla_cudnn": 8}
+COMPILE_THREADS = 4
+# XLA times what it chooses from on the device. The reference has to be right, not fast,
+# and must not disturb that.
+UNTUNED = {"xla_gpu_autotune_level": 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +87,62 @@ class Outputs:
         return all(a.tobytes() == b.tobytes() for a, b in pairs)
 
 
-def reference_outputs(case: Case) -> Outputs:
+class Reference:
     """The same loop in f32, on the same bf16 weights and cache."""
-    make_step = baselines.make_step_of(baselines.REFERENCE)
-    loop, (params, cache) = make_step(
-        case.shape, case.batch, case.max_length, case.steps
-    )
-    return Outputs.of(loop(params, cache, case.token, case.position))
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        judge = baselines.make_judge(case.shape, baselines.REFERENCE, case.steps)
+        shapes = jax.eval_shape(lambda: self._arguments(self._free()))
+        self._judge = judge.lower(*shapes).compile(UNTUNED)
+
+    def _free(self) -> jax.Array:
+        return jnp.full((self.case.steps, self.case.batch), -1, jnp.int32)
+
+    def _arguments(self, follow: jax.Array) -> tuple[Any, ...]:
+        case = self.case
+        params = baselines.init_params(case.shape)
+        cache = baselines.init_cache(
+            case.shape, case.batch, case.max_length, baselines.REFERENCE
+        )
+        return params, cache, case.token, case.position, follow
+
+    def outputs(self) -> Outputs:
+        """What it chooses by itself."""
+        tokens, scores, _ = self._judge(*self._arguments(self._free()))
+        return Outputs(np.asarray(tokens), np.asarray(scores))
+
+    def max_gap(self, tokens: np.ndarray) -> float:
+        """How far below the best, after the same tokens, a chosen one is at most."""
+        _, _, gaps = self._judge(*self._arguments(jnp.asarray(tokens)))
+        return float(jnp.max(gaps))
+
+
+@dataclass(frozen=True, eq=False)
+class Compiled:
+    """An implementation ready to be measured on a case; holds no weights."""
+
+    make_step: MakeStep
+    loop: DecodeLoop
+
+    def arguments(self, case: Case) -> tuple[Any, Any]:
+        """Its parameters and its cache."""
+        return self.make_step(case.shape, case.batch, case.max_length, case.steps)[1]
+
+
+def compile_loop(make_step: MakeStep, case: Case) -> Compiled:
+    """Compile for a case. A loop that is no function of jax.jit stays as it is."""
+    made: list[DecodeLoop] = []
+
+    def arguments() -> tuple[Any, ...]:
+        loop, args = make_step(case.shape, case.batch, case.max_length, case.steps)
+        made.append(loop)
+        return (*args, case.token, case.position)
+
+    # Shapes alone: the device stays free for XLA, which times its choices on it.
+    shapes = jax.eval_shape(arguments)
+    lower = getattr(made[0], "lower", None)
+    return Compiled(make_step, lower(*shapes).compile() if lower else made[0])
 
 
 def time_loop(
@@ -151,20 +210,18 @@ def compare(outputs: Outputs, reference: Outputs) -> tuple[int, float | None]:
 
 def measure(
     name: str,
-    make_step: MakeStep,
+    compiled: Compiled,
     case: Case,
-    reference: Outputs,
+    reference: Reference,
     ceiling_tb_per_s: float,
     repeats: int,
 ) -> results.Row:
     """Time one implementation on one case, and check what it computes."""
-    loop, (params, cache) = make_step(
-        case.shape, case.batch, case.max_length, case.steps
-    )
-    us, first, result = time_loop(loop, params, cache, case, repeats)
+    params, cache = compiled.arguments(case)
+    us, first, result = time_loop(compiled.loop, params, cache, case, repeats)
     last = Outputs.of(result)
     check_outputs(result, last, case)
-    agreeing_steps, max_error = compare(last, reference)
+    agreeing_steps, max_error = compare(last, reference.outputs())
     spread = results.Spread.of(us)
     nbytes = case.shape.step_bytes(case.batch, case.context, case.steps)
     return results.Row(
@@ -178,6 +235,7 @@ def measure(
         tb_per_s=nbytes / spread.median / 1e6,
         ceiling_tb_per_s=ceiling_tb_per_s,
         max_error=max_error,
+        max_gap=reference.max_gap(last.tokens),
         agreeing_steps=agreeing_steps,
         repeatable=first.same_bits(last),
         max_length=case.max_length,
@@ -186,20 +244,54 @@ def measure(
     )
 
 
+class Queue:
+    """All cases and implementations, compiling in the background.
+
+    Those of plain XLA one after the other, since XLA times its choices on the device;
+    the others at the same time.
+
+    Args:
+        cases: with the implementations of each.
+    """
+
+    def __init__(self, cases: Sequence[tuple[Case, Mapping[str, MakeStep]]]) -> None:
+        self._tuned = ThreadPoolExecutor(1)
+        self._others = ThreadPoolExecutor(COMPILE_THREADS)
+        self.cases: list[
+            tuple[Case, Future[Reference], dict[str, Future[Compiled]]]
+        ] = []
+        for case, chosen in cases:
+            loops = {
+                name: self._pool(name).submit(compile_loop, make, case)
+                for name, make in chosen.items()
+            }
+            self.cases.append((case, self._others.submit(Reference, case), loops))
+
+    def _pool(self, name: str) -> ThreadPoolExecutor:
+        return self._tuned if name.startswith(results.PLAIN_PREFIX) else self._others
+
+    def wait(self) -> None:
+        """Until all is compiled: nothing else runs while something is timed."""
+        self._others.shutdown(wait=True)
+        self._tuned.shutdown(wait=True)
+
+
 def measure_case(
     case: Case,
-    implementations: Mapping[str, MakeStep],
+    reference: Reference,
+    loops: Mapping[str, Future[Compiled]],
     ceiling_tb_per_s: float,
     repeats: int,
 ) -> tuple[list[results.Row], list[results.Failure]]:
     """Every implementation on one case; one that fails does not stop the others."""
     rows: list[results.Row] = []
     failures: list[results.Failure] = []
-    reference = reference_outputs(case)
-    for name, make_step in implementations.items():
+    for name, loop in loops.items():
         start = time.perf_counter()
         try:
-            row = measure(name, make_step, case, reference, ceiling_tb_per_s, repeats)
+            row = measure(
+                name, loop.result(), case, reference, ceiling_tb_per_s, repeats
+            )
         except Exception as error:  # whatever it is, the others are still worth timing
             traceback.print_exc()
             text = f"{type(error).__name__}: {error}"[:500]
@@ -214,6 +306,13 @@ def measure_case(
     return rows, failures
 
 
+def chosen_for(batch: int, named: Sequence[str] | None) -> dict[str, MakeStep]:
+    """The implementations that were named, or the default ones of a batch."""
+    if named is None:
+        named = [name for name, b in DEFAULT_FROM_BATCH.items() if batch >= b]
+    return {name: IMPLEMENTATIONS[name] for name in named}
+
+
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     def names(text: str) -> list[str]:
         return text.split(",")
@@ -224,7 +323,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench_decode", description=__doc__)
     add = parser.add_argument
     add("--models", type=names, default=["llama-3.2-1b"], help=", ".join(SHAPES))
-    add("--batches", type=numbers, default=[1, 8, 16])
+    add("--batches", type=numbers, default=[1, 8])
     add("--contexts", type=numbers, default=[1024])
     add("--max-length", type=int, default=2048, help="positions of the cache")
     add("--steps", type=int, default=baselines.STEPS, help="tokens of one loop")
@@ -232,8 +331,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     add(
         "--implementations",
         type=names,
-        default=list(IMPLEMENTATIONS),
-        help=", ".join(IMPLEMENTATIONS),
+        help=f"{', '.join(IMPLEMENTATIONS)}; by default those of DEFAULT_FROM_BATCH",
     )
     add("--ceiling", type=float, help="TB/s, where already measured on this card today")
     add("--out", type=Path, default=results.RESULTS, help="folder of the JSON file")
@@ -249,17 +347,22 @@ def main(arguments: Sequence[str]) -> int:
         for context in options.contexts
         for batch in options.batches
     ]
-    chosen = {name: IMPLEMENTATIONS[name] for name in options.implementations}
     given = options.ceiling
     reads = {"given": given} if given else ceiling.measure_reads()
     best = max(reads.values())
     head = results.collect_head(arguments, reads, INPUTS, options.commit)
     print(f"{head.card}, driver {head.driver}: reads {best:.2f} TB/s", flush=True)
+    start = time.perf_counter()
+    queue = Queue([(c, chosen_for(c.batch, options.implementations)) for c in cases])
+    queue.wait()
+    print(f"compiled in {time.perf_counter() - start:.0f} s", flush=True)
     rows: list[results.Row] = []
     failures: list[results.Failure] = []
     path = None
-    for case in cases:
-        new_rows, new_failures = measure_case(case, chosen, best, options.repeats)
+    for case, reference, loops in queue.cases:
+        new_rows, new_failures = measure_case(
+            case, reference.result(), loops, best, options.repeats
+        )
         rows = results.with_gaps([*rows, *new_rows])
         failures += new_failures
         path = results.write("decode", head, rows, failures, options.out)

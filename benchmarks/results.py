@@ -64,6 +64,8 @@ class Row:
         ceiling_tb_per_s: best read bandwidth measured on the same card.
         max_error: largest difference of a chosen logit from the f32 reference, over
             the steps whose inputs agree; None where the implementation gives none.
+        max_gap: how far at most a chosen token's logit is below the largest one, in the
+            f32 reference after the same tokens; 0 where that would choose the same.
         gap_recovered: see `gap_recovered`; filled in by `with_gaps`.
         agreeing_steps: steps before the first token that differs from the f32
             reference, least over the rows of the batch.
@@ -88,6 +90,7 @@ class Row:
     max_length: int
     steps: int
     repeats: int
+    max_gap: float | None = None
     gap_recovered: float | None = None
 
     @property
@@ -264,6 +267,7 @@ def _cells(row: Row) -> dict[str, str]:
         "of ceiling": f"{row.tb_per_s / row.ceiling_tb_per_s:.1%}",
         "gap closed": "-" if gap is None else f"{gap:.1%}",
         "max error": "-" if error is None else f"{error:.2e}",
+        "max gap": "-" if row.max_gap is None else f"{row.max_gap:.2e}",
     }
 
 

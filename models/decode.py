@@ -21,11 +21,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jax.typing import DTypeLike
 
 import mkdsl as mk
 from models.cache import KVCache, check_room, init_cache
 from models.config import ModelConfig
-from models.params import Params
+from models.params import Params, build_tree
 from models.registry import family_of
 
 type HostInts = np.ndarray[Any, np.dtype[np.int32]]
@@ -39,6 +40,21 @@ _LENGTH_STEP = 64
 def decode_params(config: ModelConfig, params: Params) -> Params:
     """Add to the parameters what a decode step needs besides; copies nothing."""
     return family_of(config).decode_params(config, params)
+
+
+def argument_shapes(
+    config: ModelConfig, batch: int, max_length: int, dtype: DTypeLike = jnp.bfloat16
+) -> tuple[Params, KVCache, jax.ShapeDtypeStruct]:
+    """Shapes of the arguments of a decode step, to trace or lower it without values."""
+    leaves = family_of(config).leaves(config)
+    params = build_tree(
+        (leaf, jax.ShapeDtypeStruct(leaf.shape, dtype)) for leaf in leaves
+    )
+    return (
+        jax.eval_shape(lambda p: decode_params(config, p), params),
+        jax.eval_shape(lambda: init_cache(config, batch, max_length, dtype)),
+        jax.ShapeDtypeStruct((batch,), jnp.int32),
+    )
 
 
 class DecodeStep:

@@ -9,7 +9,7 @@ a split task hand on.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jax._src import core
@@ -146,6 +146,11 @@ def make_body(jaxpr: Any) -> Body:
         needed(equations, cut_ins, ()),
         needed(equations, flat.outvars, cut_outs),
     )
+
+
+def without_cut(body: Body) -> Body:
+    """The same body, which may not be split."""
+    return replace(body, cut="none", cut_equations=(), before=(), after=body.equations)
 
 
 def _independent(equations: Sequence[Equation], dots: Sequence[Equation]) -> bool:

@@ -32,6 +32,7 @@ from mkdsl.lang.arrays import (
     whole,
 )
 from mkdsl.lang.expr import Expr, expr, var
+from mkdsl.lang.primitives import fold_p, program_id_p
 from mkdsl.lang.program import Access, Axis, Buffer, Call, Step
 from mkdsl.lang.task import Block, define, unwrap
 
@@ -243,6 +244,7 @@ def call(
         ]
         blocks = [_block(recorder, a, grid, s) for a, s in zip(ins, specs, strict=True)]
         task = define(fn, blocks, src)
+        _check_program_ids(label, task.body.equations, len(grid), src)
         if len(task.results) != len(outs):
             raise TraceError(
                 f"call '{label}': the task returns {len(task.results)} values for "
@@ -337,6 +339,21 @@ def _temp(recorder: Recorder, label: str, shape: Shape, src: SrcInfo) -> Array:
     recorder.made.add(made.name)
     recorder.buffers[made.name] = made
     return Array(made.name, sizes, dtype, prefix)
+
+
+def _check_program_ids(
+    label: str, equations: Sequence[Any], rank: int, src: SrcInfo
+) -> None:
+    for e in equations:
+        if e.primitive is program_id_p and not 0 <= e.params["axis"] < rank:
+            raise TraceError(
+                f"call '{label}': mk.program_id({e.params['axis']}) for a grid of "
+                f"{rank} axes",
+                src,
+                "count the axes of the grid from 0",
+            )
+        if e.primitive is fold_p:
+            _check_program_ids(label, e.params["jaxpr"].eqns, rank, src)
 
 
 def _check_result(

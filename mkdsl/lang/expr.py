@@ -7,9 +7,10 @@
            | "(" expr "//" expr ")" | "(" expr "%" expr ")" | "(" expr ")"
            | "min(" expr "," expr ")" | "max(" expr "," expr ")"
 
-Every expression is a linear form over atoms in one canonical order, so that two
-expressions are equal as integers for all values whenever they are equal as Python
-values, and `a - b` folds to a constant whenever the grammar can see that it is one.
+Every expression is a linear form over atoms in one canonical order, and so are the
+operands of min and max, so that two expressions that are equal as Python values are
+equal as integers for all values, and `a - b` folds to a constant whenever the grammar
+can see that it is one.
 All quantities are non-negative element counts or positions; // and % round towards
 minus infinity as in Python.
 """
@@ -304,13 +305,18 @@ def read(buffer: str, *index: ExprLike) -> Expr:
     return _atom(Read(buffer, tuple(map(expr, index))))
 
 
+def _rank(value: Expr) -> tuple[bool, str]:
+    """The order of the operands of min and max: constants first, then by text."""
+    return not value.is_constant, str(value)
+
+
 def minimum(left: ExprLike, right: ExprLike) -> Expr:
     """The smaller of two index values."""
     left, right = expr(left), expr(right)
     gap = left - right
     if gap.is_constant:
         return left if gap.constant <= 0 else right
-    return _atom(Op("min", left, right))
+    return _atom(Op("min", *sorted((left, right), key=_rank)))
 
 
 def maximum(left: ExprLike, right: ExprLike) -> Expr:
@@ -319,7 +325,7 @@ def maximum(left: ExprLike, right: ExprLike) -> Expr:
     gap = left - right
     if gap.is_constant:
         return left if gap.constant >= 0 else right
-    return _atom(Op("max", left, right))
+    return _atom(Op("max", *sorted((left, right), key=_rank)))
 
 
 def cdiv(value: Any, divisor: int) -> Any:

@@ -152,11 +152,11 @@ def dot(x: Array, w: Array) -> Array:
     operand as it stands or anything the task computed.
 
     Args:
-        x: [columns, depth].
+        x: [columns, depth], or [depth].
         w: [rows, depth], an operand of the task, a block of a fold, or its transpose.
 
     Returns:
-        [columns, rows] float32.
+        [columns, rows] float32, or [rows].
 
     Raises:
         TraceError: the depths or dtypes differ.
@@ -173,6 +173,8 @@ def dot(x: Array, w: Array) -> Array:
             caller(),
             "round explicitly: mk.dot(x.astype(w.dtype), w)",
         )
+    if x.ndim == 1:
+        return dot_p.bind(x[None], w)[0][0]
     return dot_p.bind(x, w)[0]
 
 
@@ -239,6 +241,13 @@ def fold(
         )
     leaves, tree = jax.tree.flatten(init)
     leaves = [jnp.asarray(x) for x in leaves]
+    if any(x.ndim not in (1, 2) for x in leaves):
+        raise TraceError(
+            f"mk.fold carries ({', '.join(map(_show, leaves))})",
+            caller(),
+            "a carry is [columns, features], [columns, 1] or [columns]: use "
+            "jnp.zeros((columns, 1)) for a number",
+        )
     neutral = leaves if identity is None else jax.tree.leaves(identity)
     neutral = [jnp.asarray(n, x.dtype) for n, x in zip(neutral, leaves, strict=True)]
 

@@ -26,7 +26,7 @@ Kind = Literal["tile", "column", "vector", "scalar", "stream"]
 ELEMENTWISE = frozenset(
     """add sub mul div max min rem exp exp2 log log2 log1p expm1 tanh rsqrt sqrt square
     neg abs sign sin cos and or xor not eq ne lt le gt ge select_n integer_pow pow round
-    floor ceil clamp logistic erf convert_element_type is_finite copy stop_gradient
+    floor ceil clamp logistic erf erfc convert_element_type is_finite copy stop_gradient
     """.split()
 )
 RENAMES = frozenset(("broadcast_in_dim", "reshape", "squeeze", "expand_dims"))
@@ -49,8 +49,27 @@ REMEDY = {
     "pad": "ragged edges are handled by specs",
     "rev": "use mk.roll",
     "random_bits": "pass random numbers as an operand",
-    "floor_divide": "divide and round",
+    "argmin": "use jnp.argmax(-x)",
+    "reduce_or": "use jnp.max of the mask as int32",
+    "reduce_and": "use jnp.min of the mask as int32",
+    "reduce_prod": "use jnp.exp(jnp.sum(jnp.log(x)))",
+    "reduce_precision": "cast with astype",
+    "select_and_gather_add": "use jnp.max and jnp.where",
+    "tan": "use jnp.sin(x) / jnp.cos(x)",
+    "sinh": "use jnp.exp(x) and jnp.exp(-x)",
+    "cosh": "use jnp.exp(x) and jnp.exp(-x)",
+    "cbrt": "use jnp.exp2(jnp.log2(x) / 3)",
+    "shift_left": "multiply by a power of two",
+    "shift_right_arithmetic": "use // with a power of two",
 }
+
+
+# Features that a roll or a concatenation makes at once: the value is in registers.
+MAX_SHORT = 256
+_SLICES = (
+    "slices take all columns and multiples of 64 features; mk.roll rotates features "
+    "by any number"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +87,12 @@ class Role:
 
 
 SCALAR = Role("scalar")
+
+
+def _featured(roles: Sequence[Role]) -> Kind:
+    """The kind of a value whose features may differ, made from these."""
+    columns = any(r.kind in ("tile", "column") for r in roles)
+    return "tile" if columns else "vector"
 
 
 def check_roles(
@@ -115,6 +140,9 @@ class _Checker:
         rules: dict[str, Callable[[Any, list[Role]], list[Role]]] = {
             "iota": self.iota,
             "slice": self.slice,
+            "split": self.split,
+            "select_n": self.select,
+            "rem": self.rem,
             "concatenate": self.concatenate,
             "transpose": self.transpose,
             "mk_roll": self.roll,
@@ -148,7 +176,10 @@ class _Checker:
         kind: Kind = "tile" if "tile" in kinds or both else "scalar"
         if len(kinds) == 1:
             kind = next(iter(kinds))
-        mask = any(r.mask for r in ins)
+        name = e.primitive.name
+        mask = any(r.mask for r in ins) and name not in ("not", "xor")
+        if name == "or":
+            mask = all(r.mask for r in ins)
         if e.primitive.name == "select_n" and ins[0].mask:
             return Role(kind)
         logical = e.outvars[0].aval.dtype == bool
@@ -177,9 +208,10 @@ class _Checker:
 
     def reduce(self, e: Any, role: Role) -> Role:
         axes = e.params["axes"]
-        if role.kind == "scalar" and not e.invars[0].aval.shape:
+        rank = e.invars[0].aval.ndim
+        if not rank:
             return role
-        if role.kind not in ("tile", "vector") or axes != (e.invars[0].aval.ndim - 1,):
+        if axes != (rank - 1,) or (role.kind == "column" and rank == 1):
             self.refuse(
                 e,
                 f"axes {axes} of {e.invars[0].aval.shape} are not the features",
@@ -191,7 +223,23 @@ class _Checker:
                 "reduces over features past the edge of an array",
                 "mask them: jnp.where(mk.valid(operand, axis), value, neutral)",
             )
-        return Role("column" if role.kind == "tile" else "scalar")
+        return Role("column" if role.kind in ("tile", "column") else "scalar")
+
+    def select(self, e: Any, ins: list[Role]) -> list[Role]:
+        if len(ins) > 3:
+            self.refuse(
+                e, f"selects one of {len(ins) - 1} values", "nest jnp.where of two"
+            )
+        return [self.join(e, ins)]
+
+    def rem(self, e: Any, ins: list[Role]) -> list[Role]:
+        if "int" not in e.outvars[0].aval.dtype.name:
+            self.refuse(
+                e,
+                "the remainder of floating-point numbers",
+                "use x - y * jnp.floor(x / y), exact for small quotients only",
+            )
+        return [self.join(e, ins)]
 
     def iota(self, e: Any, ins: list[Role]) -> list[Role]:
         shape = e.params["shape"]
@@ -207,34 +255,45 @@ class _Checker:
         p, old = e.params, e.invars[0].aval.shape
         lo, hi = p["start_indices"], p["limit_indices"]
         whole = all(a == 0 and b == n for a, b, n in zip(lo, hi, old, strict=True))
-        if whole:
+        if whole and not p["strides"]:
             return [ins[0]]
-        features = ins[0].kind in ("tile", "vector") and (
+        features = self.has_features(e.invars[0], ins[0]) and (
             lo[:-1] == (0,) * (len(old) - 1) and hi[:-1] == old[:-1]
         )
         aligned = not p["strides"] and lo[-1] % 64 == 0 and hi[-1] % 64 == 0
         if not features or not aligned:
-            self.refuse(
-                e,
-                f"[{lo}:{hi}] of {old}",
-                "slices take all columns and multiples of 64 features; "
-                "mk.roll rotates features by any number",
-            )
+            steps = p["strides"] or (1,) * len(old)
+            spans = [f"{a}:{b}" for a, b in zip(lo, hi, strict=True)]
+            pairs = zip(spans, steps, strict=True)
+            spans = [s if k == 1 else f"{s}:{k}" for s, k in pairs]
+            self.refuse(e, f"[{', '.join(spans)}] of {list(old)}", _SLICES)
         return [ins[0]]
+
+    def split(self, e: Any, ins: list[Role]) -> list[Role]:
+        p, old = e.params, e.invars[0].aval.shape
+        last = p["axis"] == len(old) - 1 and self.has_features(e.invars[0], ins[0])
+        if not last or any(n % 64 for n in p["sizes"]):
+            self.refuse(e, f"{list(old)} into {p['sizes']}, axis {p['axis']}", _SLICES)
+        return ins * len(p["sizes"])
+
+    @staticmethod
+    def has_features(v: Any, role: Role) -> bool:
+        """True if the last axis of a value holds features, be they all equal."""
+        return v.aval.ndim == 2 or (v.aval.ndim == 1 and role.kind != "column")
 
     def concatenate(self, e: Any, ins: list[Role]) -> list[Role]:
         out = e.outvars[0].aval.shape
         last = e.params["dimension"] == len(out) - 1
         aligned = all(v.aval.shape[-1] % 64 == 0 for v in e.invars)
-        kinds = {r.kind for r in ins}
-        if not last or not aligned or not kinds <= {"tile", "vector"} or out[-1] > 256:
+        features = all(map(self.has_features, e.invars, ins))
+        if not last or not aligned or not features or out[-1] > MAX_SHORT:
             self.refuse(
                 e,
-                f"to {out}",
-                "concatenation joins multiples of 64 features, 256 at most; "
+                f"to {list(out)}",
+                f"concatenation joins multiples of 64 features, {MAX_SHORT} at most; "
                 "mk.roll rotates features by any number",
             )
-        return [self.join(e, ins)]
+        return [replace(self.join(e, ins), kind=_featured(ins))]
 
     def transpose(self, e: Any, ins: list[Role]) -> list[Role]:
         if ins[0].kind != "stream":
@@ -252,9 +311,20 @@ class _Checker:
         return [Role("scalar", mask=True)]
 
     def roll(self, e: Any, ins: list[Role]) -> list[Role]:
-        if ins[0].kind not in ("tile", "vector") or e.invars[0].aval.shape[-1] > 256:
-            self.refuse(e, "mk.roll rotates up to 256 features of a tile")
-        return [replace(ins[0], kind="tile")]
+        x = e.invars[0]
+        if not self.has_features(x, ins[0]) or x.aval.shape[-1] > MAX_SHORT:
+            self.refuse(
+                e,
+                f"mk.roll rotates the features of a tile, {MAX_SHORT} at most",
+                "give each task one head through an index map",
+            )
+        if "float" not in x.aval.dtype.name:
+            self.refuse(
+                e,
+                "mk.roll rotates floating-point numbers",
+                "cast to float32 before and back after it",
+            )
+        return [replace(ins[0], kind=_featured(ins))]
 
     def dot(self, e: Any, ins: list[Role]) -> list[Role]:
         x, w = ins
@@ -265,9 +335,13 @@ class _Checker:
                 "mk.dot(x, w): w is an operand of the task that nothing else uses, a "
                 "block of a fold, or the transpose of one",
             )
-        if x.kind not in ("tile", "vector"):
-            self.refuse(e, "the first operand is not a tile [columns, depth]")
-        return [Role("tile", ragged=w.ragged)]
+        if x.kind == "stream" or not self.has_features(e.invars[0], x):
+            self.refuse(
+                e,
+                f"the first operand is a {x.kind}",
+                "mk.dot(x, w): x is a tile [columns, depth]; what streams is second",
+            )
+        return [Role(_featured([x]), ragged=w.ragged)]
 
     def fold(self, e: Any, ins: list[Role]) -> list[Role]:
         p = e.params

@@ -16,25 +16,22 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mkdsl.errors import MkdslError, SrcInfo, TraceError
-from mkdsl.lang.body import Body, is_literal, make_body, needed
-from mkdsl.lang.primitives import dot_p, extent_p, fold_p, roll_p
+from mkdsl.errors import NO_SRC, MkdslError, SrcInfo, TraceError
+from mkdsl.lang.body import Body, make_body, without_cut
+from mkdsl.lang.primitives import dot_p, extent_p, fold_p
 from mkdsl.lang.program import (
     Dot,
     Fold,
     Param,
-    Scratch,
     Stream,
     TaskDef,
     Use,
 )
 from mkdsl.lang.roles import (
-    ELEMENTWISE,
-    REDUCTIONS,
-    RENAMES,
     Role,
     check_roles,
 )
+from mkdsl.lang.scratch import planned_scratch
 
 
 class TaskFunction:
@@ -42,16 +39,16 @@ class TaskFunction:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         functools.update_wrapper(self, function)
-        self.name = function.__name__
+        self.name = getattr(function, "__name__", type(function).__name__)
         self.function = function
-        code = function.__code__
-        self.src = SrcInfo(code.co_filename, code.co_firstlineno)
+        code = getattr(inspect.unwrap(function), "__code__", None)
+        self.src = SrcInfo(code.co_filename, code.co_firstlineno) if code else NO_SRC
 
     def __call__(self, *args: Any, **static: Any) -> Any:
         return self.function(*args, **static)
 
     def __repr__(self) -> str:
-        return f"<task {self.function.__name__} at {self.src}>"
+        return f"<task {self.name} at {self.src}>"
 
 
 def task(function: Callable[..., Any]) -> TaskFunction:
@@ -150,20 +147,29 @@ def _describe(
     src: SrcInfo,
 ) -> TaskDef:
     index = {id(v): i for i, v in enumerate(body.invars)}
+    _check_used(body, blocks, names, name, src)
     streams = _streams(body, index, name, src)
     streamed = {i for s in streams for i in _operands_of(s)}
     columns = _columns(name, body, blocks, streamed, src)
     uses: list[Use] = [_use(i, b, streamed, columns) for i, b in enumerate(blocks)]
+    streams = tuple(_without_vector(s, uses) for s in streams)
     roles = {
         v: Role(_role_kind(u, b), _ragged(u, b))
         for v, u, b in zip(body.invars, uses, blocks, strict=True)
     }
+    if body.cut == "dot" and any(
+        e.invars[0].aval.shape[0] != columns for e in body.cut_equations
+    ):
+        # Accumulators of parts have all columns.
+        body = without_cut(body)
     env = check_roles(body.equations, roles, columns, name)
     params = tuple(
         Param(n, _tile_shape(b.shape, u), b.dtype, u)
         for n, b, u in zip(names, blocks, uses, strict=True)
     )
-    results = tuple(_result(v, env, i, name, src) for i, v in enumerate(body.outvars))
+    results = tuple(
+        _result(v, env, columns, i, name, src) for i, v in enumerate(body.outvars)
+    )
     cut_ins = [v for e in body.cut_equations for v in e.invars]
     return TaskDef(
         name=name,
@@ -172,13 +178,35 @@ def _describe(
         results=results,
         columns=columns,
         streams=streams,
-        scratch=_scratch(body, columns),
+        scratch=planned_scratch(body, columns),
         cut=body.cut,
         before=tuple(sorted(body.operands(body.before, cut_ins))),
         after=tuple(sorted(body.operands(body.after, body.outvars))),
         body=body,
         src=src,
     )
+
+
+def _check_used(
+    body: Body, blocks: Sequence[Block], names: Sequence[str], name: str, src: SrcInfo
+) -> None:
+    used = body.operands(body.equations, body.outvars)
+    for i, (block, operand) in enumerate(zip(blocks, names, strict=True)):
+        if i not in used:
+            raise TraceError(
+                f"task '{name}': no result needs operand {i}, {operand}: "
+                f"{block.dtype}{list(block.shape)}",
+                src,
+                "leave it out of the call: its block would be read for nothing",
+            )
+
+
+def _without_vector(stream: Stream, uses: Sequence[Use]) -> Stream:
+    """A vector is no operand of the tensor cores as it stands: it is computed."""
+    if isinstance(stream, Dot) and stream.lhs is not None:
+        tile = uses[stream.lhs] == "tile"
+        return stream if tile else replace(stream, lhs=None)
+    return stream
 
 
 def _operands_of(stream: Stream) -> tuple[int, ...]:
@@ -269,7 +297,9 @@ def _tile_shape(shape: tuple[int, ...], use: Use) -> tuple[int, ...]:
     return (1, *shape) if use == "vector" and len(shape) == 1 else shape
 
 
-def _result(v: Any, env: dict[Any, Role], i: int, name: str, src: SrcInfo) -> Param:
+def _result(
+    v: Any, env: dict[Any, Role], columns: int, i: int, name: str, src: SrcInfo
+) -> Param:
     role = env.get(v, Role("scalar"))
     shape, dtype = tuple(v.aval.shape), str(v.aval.dtype)
     if role.kind == "stream" or not shape:
@@ -278,99 +308,15 @@ def _result(v: Any, env: dict[Any, Role], i: int, name: str, src: SrcInfo) -> Pa
             src,
             "results are tiles [columns, features], columns or feature vectors",
         )
-    if len(shape) == 1:
-        shape = (shape[0], 1) if role.kind == "column" else (1, *shape)
-    use: Use = "vector" if role.kind == "vector" and shape[0] == 1 else "tile"
+    if dtype not in ("bfloat16", "float16", "float32", "int32"):
+        raise TraceError(
+            f"task '{name}': result {i} is {dtype}{list(shape)}",
+            src,
+            "results are bfloat16, float16, float32 or int32: cast it with astype",
+        )
+    use: Use = "tile"
+    if len(shape) == 1 and role.kind == "column":
+        shape = (shape[0], 1)
+    elif len(shape) == 1 or (role.kind == "vector" and shape[0] == 1 and columns > 1):
+        shape, use = (1, shape[-1]), "vector"
     return Param(f"result {i}", shape, dtype, use)
-
-
-def _scratch(body: Body, columns: int) -> tuple[Scratch, ...]:
-    if body.cut == "none":
-        return scratch_of(body.equations, body.invars, columns)
-    before = (*body.before, *body.cut_equations)
-    merges = [e.params["merge"] for e in body.cut_equations if e.primitive is fold_p]
-    after = [e for m in merges for e in m.eqns] + list(body.after)
-    return (
-        *scratch_of(before, body.invars, columns),
-        *(replace(s, after_cut=True) for s in scratch_of(after, body.invars, columns)),
-    )
-
-
-def stored_in_place(
-    equations: Sequence[Any], parameters: Sequence[Any], columns: int
-) -> dict[int, int]:
-    """Computed left sides of dots that may overwrite a resident operand.
-
-    A norm of x, say, takes the place of x in shared memory: each chunk of it depends on
-    the same chunk of x (and on reductions, made before), and nothing needs x or any
-    other tile made from x afterwards.
-
-    Returns:
-        id of the variable -> index of the operand.
-    """
-    found: dict[int, int] = {}
-    for e in equations:
-        if e.primitive is not dot_p:
-            continue
-        v = e.invars[0]
-        if id(v) in found or is_literal(v):
-            continue
-        making = needed(equations, [v], ())
-        names = {m.primitive.name for m in making}
-        if not making or not names <= ELEMENTWISE | RENAMES | REDUCTIONS | {"iota"}:
-            continue
-        tiles = {id(o) for m in making for o in m.outvars if len(o.aval.shape) == 2}
-        inside = {id(m) for m in making}
-        for i, x in enumerate(parameters):
-            same = x.aval.shape == v.aval.shape and x.aval.dtype == v.aval.dtype
-            if not same or x.aval.shape[0] != columns or i in found.values():
-                continue
-            mine = tiles | {id(x)}
-            if _used_only(equations, mine, id(v), inside):
-                found[id(v)] = i
-                break
-    return found
-
-
-def _used_only(
-    equations: Sequence[Any], tiles: set[int], result: int, inside: set[int]
-) -> bool:
-    """True if `tiles` are used by the equations `inside`, and `result` by dots."""
-    for e in equations:
-        if id(e) in inside:
-            continue
-        for k, v in enumerate(e.invars):
-            as_left = e.primitive is dot_p and k == 0 and id(v) == result
-            if id(v) in tiles and not as_left:
-                return False
-    return True
-
-
-def scratch_of(
-    equations: Sequence[Any], parameters: Sequence[Any], columns: int
-) -> tuple[Scratch, ...]:
-    """Shared memory for computed left sides of dots and for rolls, in order of use."""
-    found: list[Scratch] = []
-    stored: set[int] = set()
-
-    def walk(equations: Sequence[Any], blocks: set[int]) -> None:
-        for e in equations:
-            if e.primitive is dot_p:
-                x = e.invars[0]
-                if id(x) not in blocks and id(x) not in stored:
-                    found.append(Scratch("operand", x.aval.shape[-1]))
-                    stored.add(id(x))
-            elif e.primitive is roll_p:
-                found.append(Scratch("roll", e.invars[0].aval.shape[-1]))
-            elif e.primitive is fold_p:
-                p = e.params
-                inner, a = p["jaxpr"], p["consts"]
-                outer = e.invars[1 : 1 + a]
-                pairs = zip(inner.invars[:a], outer, strict=True)
-                known = {id(i) for i, o in pairs if id(o) in blocks or id(o) in stored}
-                walk(inner.eqns, known)
-
-    tiles = {id(v) for v in parameters if v.aval.shape[:1] == (columns,)}
-    stored |= set(stored_in_place(equations, parameters, columns))
-    walk(equations, tiles)
-    return tuple(found)

@@ -27,6 +27,8 @@ from mkdsl.lower.pages import accumulators, round_up
 
 # A bulk load moves a multiple of 128 bytes (Mosaic, one warpgroup): 32 columns.
 COLUMN_PAD = 32
+# Strides of a tensor map are multiples of 16 bytes (cuTensorMapEncodeTiled).
+COPY_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +206,15 @@ def _layout(
     same_view = [o.access for o in (*reads, *writes) if o.access.view == view]
     lead = min(min(map(_squeezed, same_view)), len(view) - 1)
     shape = (math.prod(view[:lead]), *view[lead:])
+    row_bytes = shape[-1] * buffer.item_bytes
+    if row_bytes % COPY_BYTES:
+        whole = round_up(row_bytes, COPY_BYTES) // buffer.item_bytes
+        raise PlanError(
+            f"{buffer.name}: rows of {buffer.dtype}{list(view)} have {row_bytes} "
+            f"bytes, no multiple of {COPY_BYTES}",
+            (reads or writes)[0].access.src,
+            f"pad its last axis to {whole} elements",
+        )
     chunk = 0
     if chunks and not writes and all(_whole_vector(o) for o in reads):
         chunk = next((c for c in (256, 192, 128, 64) if view[-1] % c == 0), 0)

@@ -107,6 +107,10 @@ class Executable:
         if choice.implementation == "xla":
             return lambda *inputs: run_program(self.program, inputs)
         try:
+            if choice.implementation == "mosaic_gpu":
+                from mkdsl.lower.emit.code import check_streams
+
+                check_streams(self.program)
             plan = self.plan(choice.machine)
         except PlanError as error:
             error.add_note("implementation='xla' runs the program without a plan")

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import baselines, bench_decode
+from benchmarks import baselines, bench_decode, megakernel
 from benchmarks.bench_decode import Case, Outputs
 from benchmarks.shapes import TINY
 
@@ -46,8 +46,44 @@ def test_writes_a_row_for_each_implementation(tmp_path, capsys):
         assert row["repeatable"]
         assert row["repeats"] == 20
         assert row["max_error"] < 0.05
+        assert 0 <= row["max_gap"] <= 2 * row["max_error"] + 1e-6
     assert max(row["gap_recovered"] for row in content["rows"]) == 0.0
     assert "us/token" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_megakernel_is_measured(tmp_path, monkeypatch):
+    """On a CPU: the same program and loop with implementation="xla"."""
+    monkeypatch.setitem(
+        bench_decode.IMPLEMENTATIONS, "mosaic_gpu", megakernel.make_step_of("xla")
+    )
+    status, content = run_main(tmp_path)
+    assert status == 0
+    row, plain = content["rows"]
+    assert [row["implementation"], plain["implementation"]] == [
+        "mosaic_gpu",
+        "xla_bksd",
+    ]
+    assert row["max_error"] is None
+    assert row["max_gap"] < 0.02
+    assert row["repeatable"]
+    assert row["bytes"] == plain["bytes"]
+
+
+def test_default_implementations_depend_on_the_batch():
+    assert list(bench_decode.chosen_for(1, None)) == ["mosaic_gpu", "xla_bksd"]
+    assert "xla_cudnn" in bench_decode.chosen_for(8, None)
+    assert list(bench_decode.chosen_for(8, ["xla_bskd"])) == ["xla_bskd"]
+
+
+@pytest.mark.slow
+def test_the_reference_follows_other_tokens():
+    reference = bench_decode.Reference(CASE)
+    own = reference.outputs().tokens
+    assert reference.max_gap(own) == 0.0
+    other = own.copy()
+    other[1] = (own[1] + 1) % TINY.vocab
+    assert reference.max_gap(other) > 0.0
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ import mkdsl as mk
 Array = Any
 Carry = tuple[Array, Array, Array]
 
-QUERIES, CODES, WIDTH = 3, 777, 192
+QUERIES, CODES, WIDTH = 3, 777, 200
 ROWS = 64
 SHARPNESS = 20.0
 RATE = 0.125

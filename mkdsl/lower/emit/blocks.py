@@ -25,14 +25,13 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from mkdsl.errors import PlanError
-from mkdsl.lang.expr import Expr
+from mkdsl.lang.expr import Expr, var
 from mkdsl.lower.layout import (
     COLUMN_PAD,
     Layout,
     Operand,
     Place,
     place,
-    rows_in_view,
 )
 from mkdsl.lower.pages import columns_features, round_up
 
@@ -127,6 +126,8 @@ def result_types(block: Block, layout: Layout) -> tuple[Any, Any]:
     """(tiled, raw) shared memory of a result on its way out."""
     if block.column:
         plain = plgpu.SMEM((block.columns,), block.dtype)
+    elif block.wide and block.vector:
+        plain = plgpu.SMEM((block.padded,), block.dtype)
     elif block.wide:
         plain = plgpu.SMEM((block.padded, block.columns), block.dtype)
     elif plain_result(block, layout):
@@ -159,20 +160,28 @@ def multiple(value: Expr, of: int) -> bool:
     return value.constant % of == 0 and all(k % of == 0 for _, k in value.terms)
 
 
-def _index(where: Place, eval_: Eval, rows: int, feature: tuple[int, int]) -> Any:
+def place_index(where: Place, eval_: Eval, rows: int, feature: tuple[int, int]) -> Any:
     """Indices into the physical array; feature is (offset, size) inside the block."""
     index = [eval_(where.lead)]
     for axis in where.axes:
         start = eval_(axis.start)
         if axis.role == "row":
-            start = pl.ds(start, rows)
+            start = _span(start, rows, axis.dim, eval_)
         elif axis.role == "feature":
-            start = pl.ds(start + feature[0], feature[1])
+            start = _span(start + feature[0], feature[1], axis.dim, eval_)
         index.append(start)
     return tuple(index)
 
 
-def _spans(total: int, step: int) -> list[tuple[int, int]]:
+def _span(start: Value, size: int, dim: int, eval_: Eval) -> Any:
+    """Elements [start, start + size); copies may reach past the dimension."""
+    if isinstance(start, int) and start + size > dim:
+        # Pallas refuses a constant slice out of bounds, not one known at run time.
+        start = eval_(var("layer")) * 0 + start
+    return pl.ds(start, size)
+
+
+def split_spans(total: int, step: int) -> list[tuple[int, int]]:
     return [(at, min(step, total - at)) for at in range(0, total, step)]
 
 
@@ -188,7 +197,7 @@ def loads(block: Block, layout: Layout, eval_: Eval) -> list[Copy]:
                 "read the whole tile, or keep columns in an array of their own",
             )
         n = block.lanes if block.column else block.columns
-        copies = _column_copies(block, where, name, block.padded, n, eval_)
+        copies = column_copies(block, where, name, block.padded, n, eval_)
         if not operand.parts:
             return copies
         return [
@@ -201,15 +210,15 @@ def loads(block: Block, layout: Layout, eval_: Eval) -> list[Copy]:
     where = place(layout, operand)
     if block.vector:
         if layout.chunk:
-            *lead, _ = _index(where, eval_, 1, (0, block.features))
+            *lead, _ = place_index(where, eval_, 1, (0, block.features))
             return [Copy(True, (), name, tuple(lead))]
-        spans = _spans(round_up(block.features, 8), MAX_COPY)
+        spans = split_spans(round_up(block.features, 8), MAX_COPY)
         return [
-            Copy(False, (pl.ds(*span),), name, _index(where, eval_, 1, span))
+            Copy(False, (pl.ds(*span),), name, place_index(where, eval_, 1, span))
             for span in spans
         ]
     if _aligned(where):
-        index = _index(where, eval_, block.columns, (0, block.padded))
+        index = place_index(where, eval_, block.columns, (0, block.padded))
         return [Copy(False, (), name, index)]
     if block.columns != 8:
         raise PlanError(
@@ -219,7 +228,7 @@ def loads(block: Block, layout: Layout, eval_: Eval) -> list[Copy]:
             "give the columns a dimension of their own, of 8 or a multiple of 8",
         )
     return [
-        Copy(True, (at // 64,), name, _index(where, eval_, 8, (at, 64)))
+        Copy(True, (at // 64,), name, place_index(where, eval_, 8, (at, 64)))
         for at in range(0, block.padded, 64)
     ]
 
@@ -234,7 +243,7 @@ def _aligned(where: Place) -> bool:
     )
 
 
-def _column_copies(
+def column_copies(
     block: Block,
     where: Place,
     name: str,
@@ -243,7 +252,7 @@ def _column_copies(
     eval_: Eval,
 ) -> list[Copy]:
     if block.column:
-        index = _index(where, eval_, columns, (0, 1))
+        index = place_index(where, eval_, columns, (0, 1))
         feature = index[1].start
         return [Copy(False, (), name, (index[0], feature, index[2]))]
     return [
@@ -251,99 +260,15 @@ def _column_copies(
             False,
             (pl.ds(*span),),
             name,
-            _index(where, eval_, columns, span),
+            place_index(where, eval_, columns, span),
         )
-        for span in _spans(features, MAX_COPY)
+        for span in split_spans(features, MAX_COPY)
     ]
 
 
 def plain_result(block: Block, layout: Layout) -> bool:
     """True if a result is written in another view of its array, row by row."""
     return not block.wide and block.operand.access.view != layout.view
-
-
-def _one_run(block: Block, layout: Layout) -> bool:
-    """True if the rows of a result written in another view follow each other."""
-    axes, view = block.operand.access.axes, block.operand.access.view
-    kept = [i for i, a in enumerate(axes) if not a.squeezed]
-    adjacent = len(kept) == 2 and kept[0] == kept[1] - 1
-    whole = adjacent and block.features == block.padded == view[kept[1]]
-    return whole and layout.shape[-1] % (block.rows * block.features) == 0
-
-
-def stores(
-    block: Block, layout: Layout, eval_: Eval, *, flat: bool = True
-) -> list[Copy]:
-    """The copies that take a result from shared memory to its array.
-
-    flat: shared memory may be seen as one row of all rows.
-
-    Elements past the array are not written; a copy is skipped where a run-time index
-    is past a dimension (its guard).
-    """
-    name, operand = layout.buffer.name, block.operand
-    guard = _guard(operand)
-    if layout.column is not None:
-        where = place(layout, operand)
-        n = block.columns
-        found = _column_copies(block, where, name, block.features, n, eval_)
-        return [c._replace(guard=guard) for c in found]
-    if plain_result(block, layout) and flat and _one_run(block, layout):
-        where = next(rows_in_view(layout, operand))
-        return [
-            Copy(True, (pl.ds(*span),), name, _index(where, eval_, 1, span), guard)
-            for span in _spans(block.rows * block.features, MAX_COPY)
-        ]
-    if plain_result(block, layout):
-        return [
-            Copy(
-                False,
-                (pl.ds(r, 1), pl.ds(*span)),
-                name,
-                _row_index(where, eval_, 1, span),
-                guard,
-            )
-            for r, where in enumerate(rows_in_view(layout, operand))
-            for span in _spans(block.features, MAX_COPY)
-        ]
-    where = place(layout, operand, written=True)
-    feature = where.axis("feature")
-    assert feature is not None
-    whole = feature.start.is_constant and int(feature.start) + block.features
-    if block.features % 64 and whole != feature.dim:
-        raise PlanError(
-            f"{name}: blocks of {block.features} features are written inside rows of "
-            f"{feature.dim}",
-            operand.access.src,
-            "write multiples of 64 features, or whole rows",
-        )
-    rows = block.rows
-    index = _index if where.axis("row") is not None else _row_index
-    return [
-        Copy(
-            True,
-            (at // 64, pl.ds(0, rows)),
-            name,
-            index(where, eval_, rows, (at, 64)),
-            guard,
-        )
-        for at in range(0, block.padded, 64)
-    ]
-
-
-def _row_index(where: Place, eval_: Eval, rows: int, feature: tuple[int, int]) -> Any:
-    """As _index, with the merged leading dimension for the only row."""
-    lead, *rest = _index(where, eval_, rows, feature)
-    return (pl.ds(lead, 1), *rest)
-
-
-def _guard(operand: Operand) -> tuple[tuple[Expr, int], ...]:
-    access = operand.access
-    return tuple(
-        (axis.start, n)
-        for axis, n in zip(access.axes, access.view, strict=True)
-        if axis.start.reads
-    )
 
 
 def tiled_page(operand: Operand, layout: Layout, page: tuple[int, int]) -> bool:
@@ -382,9 +307,9 @@ def page_copies(
         for axis in where.axes:
             start = eval_(axis.start)
             if axis.role == "row":
-                start = pl.ds(start + row, rows)
+                start = _span(start + row, rows, axis.dim, eval_)
             elif axis.role == "feature":
-                start = pl.ds(start + column + at, step)
+                start = _span(start + column + at, step, axis.dim, eval_)
             index.append(start)
         found.append(Copy(not tiled, (at // 64,), layout.buffer.name, tuple(index)))
     return found

@@ -109,6 +109,8 @@ class Emitter(TileOps):
             return ins
         if name in ELEMENTWISE:
             return [self.elementwise(e, ins)]
+        if name == "split":
+            return self.split(e, ins[0])
         if name in REDUCE:
             return [self.reduce(e, ins[0], *REDUCE[name])]
         others: dict[str, Callable[..., Value]] = {
@@ -125,7 +127,10 @@ class Emitter(TileOps):
         return [others[name](e, *ins)]
 
     def elementwise(self, e: Any, args: list[Value]) -> Value:
-        op = EXPANDED.get(e.primitive.name)
+        name = e.primitive.name
+        op = EXPANDED.get(name)
+        if name == "convert_element_type" and e.outvars[0].aval.dtype == bool:
+            op = lambda x: x != jnp.zeros((), x.dtype)  # noqa: E731
         op = op or functools.partial(e.primitive.bind, **e.params)
         if any(map(is_tile, args)):
             features = e.outvars[0].aval.shape[-1]
@@ -137,7 +142,7 @@ class Emitter(TileOps):
         return op(*args)
 
     def reduce(self, e: Any, x: Value, reduce: Any, join: Any) -> Value:
-        if not is_tile(x):
+        if e.invars[0].aval.shape[-1:] in ((), (1,)):
             return x
         features, dtype = e.invars[0].aval.shape[-1], e.invars[0].aval.dtype
         low = -jnp.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).min
@@ -150,14 +155,20 @@ class Emitter(TileOps):
         return self.over_features(features, at, reduce, join)
 
     def argmax(self, e: Any, x: Value) -> Value:
-        """Lowest index among the largest."""
-        features = e.invars[0].aval.shape[-1]
+        """Lowest index among the largest; NaN is larger than all, as in jnp."""
+        features, dtype = e.invars[0].aval.shape[-1], e.invars[0].aval.dtype
+        floating = jnp.issubdtype(dtype, jnp.floating)
+        low = -jnp.inf if floating else jnp.iinfo(dtype).min
         top = self.reduce(e, x, jnp.max, lax.max)
 
         def at(start: Any, rows: int) -> Value:
-            v = self.masked(self.rows(x, start, rows, {}), start, features, -jnp.inf)
+            v = self.masked(self.rows(x, start, rows, {}), start, features, low)
             none = plgpu.layout_cast(jnp.full(v.shape, 2**31 - 1, I32), WG)
-            same = v == self.rows(top, start, rows, {})
+            best = self.rows(top, start, rows, {})
+            same = v == best
+            if floating:
+                # NaN is at the top only if one is there: max propagates it.
+                same = jnp.where(best != best, v != v, same)
             return jnp.where(same, position(start, rows, self.columns), none)
 
         return self.over_features(features, at, jnp.min, lax.min)
@@ -170,7 +181,15 @@ class Emitter(TileOps):
 
     def slice(self, e: Any, x: Value) -> Value:
         low = e.params["start_indices"][-1]
-        features = e.outvars[0].aval.shape[-1]
+        return self.part(x, low, e.outvars[0].aval.shape[-1])
+
+    def split(self, e: Any, x: Value) -> list[Value]:
+        sizes = tuple(map(int, e.params["sizes"]))
+        starts = [sum(sizes[:i]) for i in range(len(sizes))]
+        return [self.part(x, s, n) for s, n in zip(starts, sizes, strict=True)]
+
+    def part(self, x: Value, low: int, features: int) -> Value:
+        """Features [low, low + features)."""
         if not is_tile(x):
             return x
         return self.tile(features, lambda s, r, m: self.rows(x, low + s, r, {}))

@@ -1,15 +1,15 @@
 """What the roles need to know of one kind: forms, layouts, streams, equations."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mkdsl.errors import PlanError
+from mkdsl.lang import program as dsl
 from mkdsl.lang.body import Body, is_literal
 from mkdsl.lang.expr import Expr, expr, maximum, minimum, var
-from mkdsl.lang import program as dsl
-from mkdsl.lang.program import ITEM_BYTES, Dot, Scratch
-from mkdsl.lang.task import scratch_of, stored_in_place
+from mkdsl.lang.program import Dot, Scratch
+from mkdsl.lang.scratch import scratch_of, stored_in_place
 from mkdsl.lower.emit.blocks import Block, block_of, loads, tiled_page
 from mkdsl.lower.ir import Kind
 from mkdsl.lower.layout import Layout, Operand, operands, results
@@ -95,6 +95,7 @@ def code_of(
     """Everything that the roles need to know of a kind."""
     body: Body = kind.task.body
     equations, outvars = _equations(kind, body)
+    in_place = stored_in_place(equations, body.invars, outvars, kind.task.columns)
     columns = kind.task.columns
     given = operands(kind)
     blocks = tuple(
@@ -111,14 +112,14 @@ def code_of(
         residents=tuple(b for b in blocks if b is not None),
         results=tuple(block_of(o, columns) for o in results(kind)),
         streams=tuple(_streams(kind, given, layouts, page_bytes)),
-        scratch=_scratch(kind, body, equations),
+        scratch=_scratch(kind, body, equations, in_place),
         invars=tuple(body.invars[i] for i in kind.operands),
         equations=equations,
         outvars=outvars,
         cut_equations=body.cut_equations,
         cut_vars=body.cut_vars,
         extents=_extents(kind, given),
-        in_place=stored_in_place(equations, body.invars, columns),
+        in_place=in_place,
         arrivals=max(1, sum(_copies(b, layouts) for b in blocks if b is not None)),
     )
 
@@ -135,26 +136,44 @@ def _equations(kind: Kind, body: Body) -> tuple[tuple[Any, ...], tuple[Any, ...]
     return body.after, body.outvars
 
 
-def _scratch(kind: Kind, body: Body, equations: Sequence[Any]) -> tuple[Scratch, ...]:
-    own = scratch_of(equations, body.invars, kind.task.columns)
+def _scratch(
+    kind: Kind, body: Body, equations: Sequence[Any], in_place: Iterable[int]
+) -> tuple[Scratch, ...]:
+    own = scratch_of(equations, body.invars, kind.task.columns, in_place)
     if kind.mode != "combine" or kind.task.cut != "fold":
         return own
     merge = body.cut_equations[0].params["merge"]
     return (*scratch_of(merge.eqns, (), kind.task.columns), *own)
 
 
-def _check_stream(kind: Kind, stream: dsl.Stream) -> None:
-    """Refuse a stream that the tensor cores cannot read."""
-    for i in stream_operands(stream):
-        param = kind.task.params[i]
-        if ITEM_BYTES[param.dtype] != 2:
-            raise PlanError(
-                f"call {kind.call}: task {kind.task.name} streams {param.name}: "
-                f"{param.dtype}{list(param.shape)}, but streams are operands of the "
-                "tensor cores and have 2 bytes an element",
-                kind.src,
-                "store it as bfloat16, or read it as a whole tile",
-            )
+def check_streams(program: dsl.Program) -> None:
+    """Refuse a program with a stream that the tensor cores cannot read.
+
+    Raises:
+        PlanError: it is not bfloat16, or a fold walks it in blocks of other than 64,
+            128, .. rows.
+    """
+    for call in program.calls():
+        task = call.task
+        for i in {i for s in task.streams for i in stream_operands(s)}:
+            param = task.params[i]
+            if param.dtype != "bfloat16":
+                raise PlanError(
+                    f"call {call.name}: task {task.name} streams {param.name}: "
+                    f"{param.dtype}{list(param.shape)}, but streams are operands of "
+                    "the tensor cores and bfloat16",
+                    call.src,
+                    "store it as bfloat16, or read it as a whole tile",
+                )
+        for s in task.streams:
+            if not isinstance(s, Dot) and s.block % 64:
+                raise PlanError(
+                    f"call {call.name}: task {task.name} folds over blocks of "
+                    f"{s.block} rows",
+                    call.src,
+                    "rows of a block are a side of the tensor cores: give mk.fold a "
+                    "multiple of 64",
+                )
 
 
 def _streams(
@@ -169,7 +188,6 @@ def _streams(
             continue
         parameters = stream_operands(s)
         reads = tuple(given[kind.operands.index(p)] for p in parameters)
-        _check_stream(kind, s)
         page = stream_page(kind, s, page_bytes)
         first = expr(0)
         count = expr(0)

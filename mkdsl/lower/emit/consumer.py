@@ -218,7 +218,10 @@ class _Consumer:
         def step(start: Any, rows: int, carry: Value) -> Value:
             memo: dict[int, Value] = {}
             v = emitter.rows(value, start, rows, memo).astype(block.dtype)
-            if block.wide:
+            if block.wide and block.vector:
+                # Equal in all columns.
+                ref.at[pl.ds(start, rows)][...] = jnp.max(v, axis=1)
+            elif block.wide:
                 ref.at[pl.ds(start, rows)][...] = v
             elif not tiled:
                 ref.at[:, pl.ds(start, rows)].transpose((1, 0))[...] = v

@@ -22,7 +22,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from mkdsl.lang.program import Access, Output
 from mkdsl.lower.emit import walk
 from mkdsl.lower.emit.blocks import RAW, TILED, resident_types, result_types
-from mkdsl.lower.emit.code import Code, code_of
+from mkdsl.lower.emit.code import Code, check_streams, code_of
 from mkdsl.lower.emit.consumer import consumer
 from mkdsl.lower.emit.fetcher import fetcher
 from mkdsl.lower.emit.loader import loader
@@ -372,5 +372,10 @@ def _access_reads(access: Access) -> Iterator[str]:
 
 
 def build(plan: KernelPlan, interpret: Any = None) -> Launcher:
-    """The planned program as a function of its inputs, usable under jax.jit."""
+    """The planned program as a function of its inputs, usable under jax.jit.
+
+    Raises:
+        PlanError: a stream is no operand of the tensor cores.
+    """
+    check_streams(plan.schedule.events.graph.program)
     return Launcher(plan, interpret)

@@ -9,8 +9,9 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from mkdsl.lower import encode
 from mkdsl.lower.emit import timestamps as ts
-from mkdsl.lower.emit.blocks import Copy, stores
+from mkdsl.lower.emit.blocks import Copy
 from mkdsl.lower.emit.code import Code
+from mkdsl.lower.emit.stores import stores
 from mkdsl.lower.emit.sync import Counters
 from mkdsl.lower.emit.walk import (
     Instruction,

@@ -23,7 +23,8 @@ from tests.lower.emit.models import TINY
 
 Array = Any
 
-pytestmark = pytest.mark.interpret
+# A barrier that nobody arrives at would wait for ever.
+pytestmark = [pytest.mark.interpret, pytest.mark.timeout(240, method="thread")]
 
 
 def interpret(program: Any, *args: Any) -> Any:

@@ -1,0 +1,137 @@
+"""The decode programs of models/ as implementations of the benchmark.
+
+The timed step is what a user runs: mk.megakernel of `decode_program` in a jitted loop.
+It returns tokens and no scores; how good they are says `max_gap`.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+import mkdsl as mk
+from benchmarks import baselines
+from benchmarks.baselines import DecodeLoop, LoopResult, MakeStep
+from benchmarks.shapes import DecodeShape
+from models.cache import KVCache
+from models.config import Rope
+from models.llama import LlamaConfig, decode_params, decode_program
+
+
+def config_of(shape: DecodeShape, max_length: int) -> LlamaConfig:
+    """The configuration of a shape.
+
+    Raises:
+        ValueError: there is no program of that family.
+    """
+    if shape.qk_norm:
+        raise ValueError(f"{shape.name}: no decode program with norms of q and k")
+    scaling, rope = shape.rope_scaling, Rope(shape.rope_theta)
+    if scaling is not None:
+        rope = Rope(
+            shape.rope_theta,
+            "llama3",
+            scaling.factor,
+            scaling.low_freq_factor,
+            scaling.high_freq_factor,
+            scaling.original_positions,
+        )
+    return LlamaConfig(
+        vocab_size=shape.vocab,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_layers=shape.layers,
+        num_heads=shape.q_heads,
+        num_kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        norm_eps=shape.rms_eps,
+        tied=shape.tied,
+        max_length=max_length,
+        rope=rope,
+    )
+
+
+def stacked_params(shape: DecodeShape) -> dict[str, Any]:
+    """The values of `baselines.init_params` as the tree of models/params.py."""
+    params = baselines.init_params(shape)
+    q_rows = shape.q_heads * shape.head_dim
+    k_stop = q_rows + shape.kv_heads * shape.head_dim
+
+    @jax.jit
+    def stack(layers: tuple[baselines.LayerParams, ...]) -> dict[str, jax.Array]:
+        parts = [
+            {
+                "input_norm": layer.input_norm,
+                "post_norm": layer.mlp_norm,
+                "q": layer.qkv[:q_rows],
+                "k": layer.qkv[q_rows:k_stop],
+                "v": layer.qkv[k_stop:],
+                "o": layer.output,
+                "gate": layer.gate_up[: shape.intermediate],
+                "up": layer.gate_up[shape.intermediate :],
+                "down": layer.down,
+            }
+            for layer in layers
+        ]
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *parts)
+
+    tree: dict[str, Any] = {
+        "embed": params.embedding,
+        "norm": params.final_norm,
+        "layers": stack(params.layers),
+    }
+    if params.lm_head is not None:
+        tree["head"] = params.lm_head
+    return tree
+
+
+def stacked_cache(shape: DecodeShape, batch: int, max_length: int) -> KVCache:
+    """The values of `baselines.init_cache`; the loop sets the lengths."""
+    layers = baselines.init_cache(shape, batch, max_length)
+    k, v = (jnp.stack([getattr(layer, n) for layer in layers]) for n in "kv")
+    return KVCache(k, v, jnp.zeros(batch, jnp.int32))
+
+
+def make_loop(
+    shape: DecodeShape, batch: int, max_length: int, steps: int, implementation: Any
+) -> DecodeLoop:
+    """`steps` greedy steps as one jitted function; the cache is donated."""
+    config = config_of(shape, max_length)
+    step = mk.megakernel(
+        decode_program(config, batch, max_length),
+        donate_argnums=1,
+        implementation=implementation,
+    )
+
+    def decode_loop(
+        params: Any, cache: KVCache, token: jax.Array, position: jax.Array
+    ) -> LoopResult:
+        def body(i: jax.Array, state: Any) -> Any:
+            k, v, token, tokens = state
+            lengths = jnp.full((batch,), position + i, jnp.int32)
+            token, new = step(params, KVCache(k, v, lengths), token)
+            tokens = lax.dynamic_update_slice(tokens, token[None], (i, 0))
+            return new.k, new.v, token, tokens
+
+        tokens = jnp.zeros((steps, batch), jnp.int32)
+        k, v, _, tokens = lax.fori_loop(
+            0, steps, body, (cache.k, cache.v, token, tokens)
+        )
+        return LoopResult(KVCache(k, v, cache.lengths), tokens, None)
+
+    return jax.jit(decode_loop, donate_argnames="cache")
+
+
+def make_step_of(implementation: Any) -> MakeStep:
+    """An implementation of mk.megakernel as one of the benchmark."""
+
+    def make_step(
+        shape: DecodeShape, batch: int, max_length: int, steps: int = baselines.STEPS
+    ) -> tuple[DecodeLoop, tuple[Any, Any]]:
+        loop = make_loop(shape, batch, max_length, steps, implementation)
+        config = config_of(shape, max_length)
+        params = decode_params(config, stacked_params(shape))
+        return loop, (params, stacked_cache(shape, batch, max_length))
+
+    return make_step
