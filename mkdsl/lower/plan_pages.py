@@ -20,7 +20,7 @@ import math
 from dataclasses import dataclass, replace
 
 from mkdsl.errors import PlanError
-from mkdsl.lang.program import Param
+from mkdsl.lang.program import ITEM_BYTES, Param
 from mkdsl.lower.encode import instruction_bytes
 from mkdsl.lower.ir import KernelPlan, Kind, KindPlan, Schedule
 from mkdsl.lower.machine import Machine
@@ -122,7 +122,7 @@ def kind_plan(kind: Kind, machine: Machine) -> KindPlan:
             parts_bytes(kind.parts, *size, dtype)
             for size, dtype in accumulators(kind.task)
         )
-    results = sum(map(param_bytes, kind.task.results))
+    results = sum(result_bytes(r, kind.task.columns) for r in kind.task.results)
     pages = (stream_page(kind, s, machine.page_bytes) for s in kind_streams(kind))
     return KindPlan(
         tuple(pages),
@@ -139,6 +139,13 @@ def param_bytes(param: Param) -> int:
     if param.use == "vector":
         return vector_bytes(math.prod(param.shape), param.dtype)
     return 0
+
+
+def result_bytes(param: Param, columns: int) -> int:
+    """Bytes of a result on its way out: a 16-bit vector goes as a tile."""
+    if param.use == "vector" and ITEM_BYTES[param.dtype] == 2:
+        return tile_bytes(columns, math.prod(param.shape), param.dtype)
+    return param_bytes(param)
 
 
 def _scratch_bytes(kind: Kind) -> int:
