@@ -13,7 +13,7 @@ from mkdsl.lower import encode
 from mkdsl.lower.emit import timestamps as ts
 from mkdsl.lower.emit.body import Emitter
 from mkdsl.lower.emit.code import Code, Stream
-from mkdsl.lower.emit.values import WG, PageBlock, Pages, Tile, resident
+from mkdsl.lower.emit.values import WG, PageBlock, Pages, Tile, first_column, resident
 from mkdsl.lower.emit.walk import (
     Instruction,
     Kernel,
@@ -219,8 +219,7 @@ class _Consumer:
             memo: dict[int, Value] = {}
             v = emitter.rows(value, start, rows, memo).astype(block.dtype)
             if block.wide and block.vector:
-                # Equal in all columns.
-                ref.at[pl.ds(start, rows)][...] = jnp.max(v, axis=1)
+                ref.at[pl.ds(start, rows)][...] = first_column(v)
             elif block.wide:
                 ref.at[pl.ds(start, rows)][...] = v
             elif not tiled:

@@ -168,7 +168,8 @@ class Launcher:
                 barrier(num_arrivals=len(list(self._preamble()))),
                 barrier(num_arrivals=arrivals[0], num_barriers=plan.ring),
                 barrier(num_barriers=plan.ring),
-                *[barrier()] * 4,
+                *[barrier()] * 3,
+                barrier(num_arrivals=1 if self.interpret is None else 2),
                 *(barrier(num_arrivals=n) for n in arrivals[1]),
             ],
         )

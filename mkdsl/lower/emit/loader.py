@@ -86,6 +86,10 @@ class _Loader:
         def run(i: Value, g: Value) -> Value:
             at = Instruction(self.kernel, i)
             after_previous(self.kernel, i)
+            if self.kernel.counters is None:
+                # Without pages the loader could fall two tasks behind the storer, and
+                # a barrier has only two phases.
+                plgpu.barrier_arrive(self.kernel.memory.done)
             if code.streams:
                 wait_for(self.kernel, at, encode.STREAM_WAITS)
                 self.kernel.stamp(i, ts.FIRST_PAGE)

@@ -98,6 +98,15 @@ def position(start: Any, rows: int, columns: int) -> Value:
     return plgpu.broadcasted_iota(I32, (rows, columns), 0, layout=WG) + start
 
 
+def first_column(v: Value) -> Value:
+    """Column 0 of [rows, columns]: that of a vector, or of a tile of one column."""
+    exact = jnp.issubdtype(v.dtype, jnp.integer)
+    low = jnp.asarray(jnp.iinfo(v.dtype).min if exact else -jnp.inf, v.dtype)
+    column = plgpu.broadcasted_iota(I32, v.shape, 1, layout=WG)
+    other = plgpu.layout_cast(jnp.broadcast_to(low, v.shape), WG)
+    return jnp.max(jnp.where(column == 0, v, other), axis=1)
+
+
 def resident(block: Block, ref: Ref) -> Value:
     """A resident operand as a value."""
     n = block.columns

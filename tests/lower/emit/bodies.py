@@ -8,12 +8,14 @@ evaluation and all roundings agree and results may be compared bit by bit.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from hypothesis import strategies as st
 from jax import lax
+from jax.experimental.mosaic.gpu import core as mosaic
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 import mkdsl as mk
@@ -479,23 +481,41 @@ def plan_of(program: Program, **splits: int) -> KernelPlan:
     return compile_program(program, simulated(1), Options(decompose=options))
 
 
-def lower(plan: KernelPlan) -> str:
-    """Lower for CUDA, without a GPU."""
+def lower(plan: KernelPlan) -> int:
+    """Lower for CUDA, without a GPU.
+
+    Returns:
+        The bytes of shared memory that Mosaic allots.
+    """
     program = plan.schedule.events.graph.program
     buffers = [program.buffer(n) for n in program.inputs]
     avals = [jax.ShapeDtypeStruct(b.shape, jnp.dtype(b.dtype)) for b in buffers]
     kernel = build(plan)
     traced = jax.jit(lambda *a: kernel(*a)).trace(*avals)
-    return traced.lower(lowering_platforms=("cuda",)).as_text()
+    sizes: list[int] = []
+    measure = mosaic._smem_tree_size
+
+    def measured(buffers: Any) -> int:
+        sizes.append(measure(buffers))
+        return sizes[-1]
+
+    with mock.patch.object(mosaic, "_smem_tree_size", measured):
+        traced.lower(lowering_platforms=("cuda",))
+    return max(sizes)
 
 
-def arguments(program: Program, seed: int = 0) -> list[Array]:
-    """Small integers, exact in every dtype."""
+def arguments(program: Program, *, exact: bool = True, seed: int = 0) -> list[Array]:
+    """Small integers, exact in every dtype; or normal floats."""
     rng = np.random.default_rng(seed)
     made: list[Array] = []
     for name in program.inputs:
         b = program.buffer(name)
-        made.append(jnp.asarray(rng.integers(-3, 4, b.shape)).astype(b.dtype))
+        values: Any = rng.integers(-3, 4, b.shape)
+        if not exact and b.dtype != I32:
+            # Rows of weights are scaled as in a model, so that dots stay near 1.
+            scale = 0.1 if b.shape[0] > 16 and len(b.shape) == 2 else 1.0
+            values = rng.standard_normal(b.shape) * scale
+        made.append(jnp.asarray(values).astype(b.dtype))
     return made
 
 
