@@ -302,7 +302,9 @@ def measure_case(
             rows.append(row)
         gc.collect()  # free the weights of this implementation before the next
         seconds = time.perf_counter() - start
-        print(f"{case.shape.name} batch {case.batch} {name}: {seconds:.0f} s", flush=True)
+        print(
+            f"{case.shape.name} batch {case.batch} {name}: {seconds:.0f} s", flush=True
+        )
     return rows, failures
 
 

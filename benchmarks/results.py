@@ -200,6 +200,15 @@ def _commit() -> str:
     return commit if clean else f"{commit} with uncommitted changes"
 
 
+def _without_folder(arguments: Sequence[str]) -> list[str]:
+    """The arguments but for --out FOLDER: where it was written says nothing."""
+    kept = list(arguments)
+    if "--out" in kept:
+        at = kept.index("--out")
+        del kept[at : at + 2]
+    return [a for a in kept if not a.startswith("--out=")]
+
+
 def collect_head(
     arguments: Sequence[str],
     ceiling: Mapping[str, float],
@@ -223,7 +232,7 @@ def collect_head(
         versions=_versions(),
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         commit=commit or _commit(),
-        command=f"{program} {shlex.join(arguments)}".strip(),
+        command=f"{program} {shlex.join(_without_folder(arguments))}".strip(),
         ceiling=dict(ceiling),
         inputs=inputs,
     )

@@ -51,7 +51,9 @@ def test_spread():
 
 
 def test_file_has_the_head_and_every_field(tmp_path):
-    head = results.collect_head(["--batches", "1"], {"jax_sum": 4.0}, "zeros", "abc")
+    head = results.collect_head(
+        ["--out", "somewhere", "--batches", "1"], {"jax_sum": 4.0}, "zeros", "abc"
+    )
     rows = results.with_gaps([make_row("xla", 1000.0)])
     failure = results.Failure("m", 1, 1024, "broken", "ValueError: no")
     path = results.write("decode", head, rows, [failure], tmp_path)
