@@ -10,9 +10,11 @@ MkdslError
 
 import inspect
 import linecache
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 OURS = str(Path(__file__).resolve().parent)
 
@@ -44,16 +46,37 @@ class SrcInfo:
 NO_SRC = SrcInfo()
 
 
+def _is_user(file: str) -> bool:
+    foreign = "/jax/" in file or "/jaxlib/" in file or file.startswith("<")
+    return not file.startswith(OURS) and not foreign and "functools" not in file
+
+
 def caller() -> SrcInfo:
     """The innermost frame outside mkdsl and JAX: the line that the user wrote."""
     frame: FrameType | None = inspect.currentframe()
     while frame is not None:
         name = frame.f_code.co_filename
-        foreign = "/jax/" in name or "/jaxlib/" in name or name.startswith("<")
-        if not name.startswith(OURS) and not foreign and "functools" not in name:
+        if _is_user(name):
             return SrcInfo(name, frame.f_lineno)
         frame = frame.f_back
     return NO_SRC
+
+
+def defined_at(f: Any) -> SrcInfo:
+    """The first line of a function, partial or callable object."""
+    while hasattr(f, "func"):
+        f = f.func
+    code = getattr(inspect.unwrap(f), "__code__", None)
+    return SrcInfo(code.co_filename, code.co_firstlineno) if code else NO_SRC
+
+
+def raised_at(error: BaseException, otherwise: SrcInfo) -> SrcInfo:
+    """The user's innermost line in the traceback of an error."""
+    found = otherwise
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if _is_user(frame.f_code.co_filename):
+            found = SrcInfo(frame.f_code.co_filename, line)
+    return found
 
 
 class MkdslError(Exception):

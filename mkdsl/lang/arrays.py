@@ -50,6 +50,7 @@ class Array:
                 f"reshape of {self.buffer}{list(self.shape)} to {list(shape)}: the "
                 "number of elements differs",
                 caller(),
+                "only sizes of the same product; one of them may be -1",
             )
         prefix = self.view[: len(self.prefix)]
         return replace(self, view=(*prefix, *map(int, new)))
@@ -77,7 +78,25 @@ class Array:
         )
 
     def __iter__(self) -> Iterator[Any]:
-        raise TraceError(f"iteration over {self.buffer} of a program", caller())
+        raise TraceError(
+            f"iteration over {self.buffer}{list(self.shape)} of a program",
+            caller(),
+            "scan over layers with mk.scan, or index it with integers",
+        )
+
+    def __repr__(self) -> str:
+        return f"{self.dtype}{list(self.shape)} {self.buffer}"
+
+    def _compute(self, *_: Any) -> Any:
+        raise TraceError(
+            f"arithmetic on {self.buffer}{list(self.shape)}, a symbol of a program",
+            caller(),
+            "inside a program use mk.call; compute with jnp outside of it",
+        )
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _compute
+    __truediv__ = __rtruediv__ = __matmul__ = __rmatmul__ = __pow__ = _compute
+    __neg__ = _compute
 
 
 def is_int(x: Any) -> bool:

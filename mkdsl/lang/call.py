@@ -5,17 +5,15 @@ of them now is: ranks, block sizes, bounds, results, and that no two instances w
 one block.
 """
 
-import contextlib
 import itertools
 import math
-import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, cast
 
 import numpy as np
 
-from mkdsl.errors import SrcInfo, TraceError, caller
+from mkdsl.errors import SrcInfo, TraceError, caller, raised_at
 from mkdsl.lang.arrays import (
     Array,
     BlockDim,
@@ -33,90 +31,12 @@ from mkdsl.lang.arrays import (
 )
 from mkdsl.lang.expr import Expr, expr, var
 from mkdsl.lang.primitives import fold_p, program_id_p
-from mkdsl.lang.program import Access, Axis, Buffer, Call, Step
+from mkdsl.lang.program import Access, Axis, Buffer, Call
+from mkdsl.lang.recorder import Recorder, current
 from mkdsl.lang.task import Block, define, unwrap
 
-
-@dataclass(frozen=True, slots=True)
-class Moved:
-    """Where a temp lives now: entry `at` of a carry's stacked buffer."""
-
-    stack: str
-    length: int
-    at: int
-
-
-@dataclass
-class Recorder:
-    """The program under construction.
-
-    made: temps of the scope (the program, or a variant of a scan) so far.
-    versions: how many times each buffer has been written by mk.Into.
-    moved: temps that became an entry of a carry's stacked buffer.
-    """
-
-    name: str
-    buffers: dict[str, Buffer] = field(default_factory=dict[str, Buffer])
-    steps: list[Step] = field(default_factory=list[Step])
-    calls: list[Call] | None = None
-    layers: int | None = None
-    names: set[str] = field(default_factory=set[str])
-    made: set[str] = field(default_factory=set[str])
-    versions: dict[str, int] = field(default_factory=dict[str, int])
-    moved: dict[str, Moved] = field(default_factory=dict[str, Moved])
-
-    def unique(self, base: str) -> str:
-        """A name for a call that no call of this scope has."""
-        name, n = base, 1
-        while name in self.names:
-            n += 1
-            name = f"{base}{n}"
-        self.names.add(name)
-        return name
-
-    def add(self, call: Call) -> None:
-        """Append a call to the scan's variant or to the program."""
-        if self.calls is None:
-            self.steps.append(call)
-        else:
-            self.calls.append(call)
-
-    def check_version(self, array: Array, what: str, src: SrcInfo) -> None:
-        """Refuse an array that mk.Into has overwritten since."""
-        if array.version != self.versions.get(array.buffer, 0):
-            raise TraceError(
-                f"{what}: this version of {array.buffer} was overwritten by mk.Into",
-                src,
-                "use the array that the call returned",
-            )
-
-
-class _State(threading.local):
-    recorder: Recorder | None = None
-
-
-_STATE = _State()
-
-
-def current(what: str) -> Recorder:
-    """The program being traced."""
-    if _STATE.recorder is None:
-        raise TraceError(
-            f"{what} outside a program",
-            caller(),
-            "wrap the program function in mk.megakernel",
-        )
-    return _STATE.recorder
-
-
-@contextlib.contextmanager
-def recording(recorder: Recorder) -> Generator[Recorder]:
-    """Make `recorder` the program that mk.call and mk.scan add to."""
-    before, _STATE.recorder = _STATE.recorder, recorder
-    try:
-        yield recorder
-    finally:
-        _STATE.recorder = before
+# Up to so many instances are looked at one by one.
+MANY = 4096
 
 
 def _axes(
@@ -128,7 +48,7 @@ def _axes(
         return (*axes, *(Axis(expr(0), n) for n in array.shape))
     src = caller()
     names = tuple(var(f"g{i}") for i in range(len(grid)))
-    index = spec.index_map(*names)
+    index = _mapped(spec.index_map, names, what, src)
     index = index if isinstance(index, tuple) else (index,)
     if len(spec.block) != array.ndim or len(index) != array.ndim:
         raise TraceError(
@@ -142,21 +62,47 @@ def _axes(
     return tuple(axes)
 
 
+def _mapped(
+    index_map: Callable[..., Any], names: tuple[Expr, ...], what: str, src: SrcInfo
+) -> Any:
+    try:
+        return index_map(*names)
+    except TraceError:
+        raise
+    except Exception as error:
+        raise TraceError(
+            f"{what}: the index map fails on ({', '.join(map(str, names))}): {error}",
+            raised_at(error, src),
+            "it is a formula of one index per grid axis, scalars of int32 inputs, "
+            "integers, + - * // %, mk.minimum and mk.maximum",
+        ) from error
+
+
 def _axis(dim: BlockDim, at: Any, size: int, what: str, src: SrcInfo) -> Axis:
     if isinstance(dim, BoundedSlice):
         if not isinstance(at, Slice):
             raise TraceError(
-                f"{what}: the index of a BoundedSlice is {at}", src, "return mk.ds(..)"
+                f"{what}: the index of a BoundedSlice is {at}",
+                src,
+                "let the index map return mk.ds(start, size) there",
             )
         return Axis(at.start, dim.max_size, extent=at.size)
     if not is_index(at):
-        raise TraceError(f"{what}: the index {at!r} is not an index expression", src)
+        raise TraceError(
+            f"{what}: the index {at!r} is not an index expression",
+            src,
+            "use grid indices, integers and scalars such as lengths[i] of int32 inputs",
+        )
     if dim is None or isinstance(dim, Squeezed):
         return Axis(expr(at), 1, squeezed=True)
     if isinstance(dim, Element):
         return Axis(expr(at), dim.size)
     if not is_int(dim) or not 0 < dim:
-        raise TraceError(f"{what}: {dim!r} is not a block size", src)
+        raise TraceError(
+            f"{what}: {dim!r} is not a block size",
+            src,
+            "give a positive number of elements, or None for a single one",
+        )
     return Axis(expr(at) * int(dim), int(dim))
 
 
@@ -172,7 +118,7 @@ def _corners(value: Expr, grid: Sequence[int]) -> Iterator[dict[str, int]]:
     """Grid points that decide the range of an expression (all, if few)."""
     used = sorted(value.variables - {"layer", "part"})
     sizes = [grid[int(name[1:])] for name in used]
-    many = math.prod(sizes) > 4096
+    many = math.prod(sizes) > MANY
     ranges = [(0, n - 1) if many else range(n) for n in sizes]
     for point in itertools.product(*ranges):
         yield dict(zip(used, point, strict=True))
@@ -220,7 +166,9 @@ def call(
     recorder = current("mk.call")
     single = not isinstance(out_specs, tuple | list)
     outs = [out_specs] if single else list(out_specs)
-    shapes = [out_shape] if single or out_shape is None else list(out_shape)
+    shapes: list[Any] = [out_shape]
+    if not single and isinstance(out_shape, tuple | list):
+        shapes = list(cast(Sequence[Any], out_shape))
     if len(shapes) == 1 and len(outs) > 1 and shapes[0] is None:
         shapes = [None] * len(outs)
     task_name = name or unwrap(fn)[0].name
@@ -232,11 +180,15 @@ def call(
         label = recorder.unique(task_name)
         if len(specs) != len(arrays):
             raise TraceError(
-                f"call '{label}': {len(specs)} in_specs for {len(arrays)} operands", src
+                f"call '{label}': {len(specs)} in_specs for {len(arrays)} operands",
+                src,
+                "give one spec per operand, or one for all of them outside of a tuple",
             )
         if len(shapes) != len(outs):
             raise TraceError(
-                f"call '{label}': {len(outs)} out_specs, {len(shapes)} out_shapes", src
+                f"call '{label}': {len(outs)} out_specs, {len(shapes)} out_shapes",
+                src,
+                "give one mk.Shape per out_spec, None for an mk.Into",
             )
         ins = [
             _access(recorder, a, s, grid, f"call '{label}', operand {i}", src)
@@ -250,6 +202,7 @@ def call(
                 f"call '{label}': the task returns {len(task.results)} values for "
                 f"{len(outs)} out_specs",
                 src,
+                "give one out_spec per value that the task returns",
             )
         written = [
             _output(recorder, label, o, s, grid, src)
@@ -319,7 +272,11 @@ def _output(
         recorder.versions[old.buffer] = old.version + 1
         return replace(old, version=old.version + 1), access
     if shape is None:
-        raise TraceError(f"{what}: a Spec needs an out_shape", src)
+        raise TraceError(
+            f"{what}: a Spec needs an out_shape",
+            src,
+            "pass out_shape=mk.Shape(shape, dtype); None is for mk.Into",
+        )
     array = _temp(recorder, label, shape, src)
     access = Access(array.buffer, array.view, _axes(array, spec, grid, what), src)
     _check_bounds(access, grid, what)
@@ -383,7 +340,23 @@ def _check_writers(
         if n > 1 and f"g{i}" not in used:
             raise TraceError(
                 f"call '{label}': two writers: grid axis {i} of size {n} does not "
-                f"select a block of {access.buffer}",
+                f"select a block of {access.buffer}{list(access.view)}",
                 src,
                 "use every grid axis in the index map of every output",
+            )
+    starts = [axis.start for axis in access.axes]
+    if math.prod(grid) > MANY or any(s.reads for s in starts):
+        return
+    seen: dict[tuple[int, ...], tuple[int, ...]] = {}
+    for point in itertools.product(*map(range, grid)):
+        env = {"layer": 0, **{f"g{i}": at for i, at in enumerate(point)}}
+        block = tuple(s.evaluate(env) for s in starts)
+        other = seen.setdefault(block, point)
+        if other != point:
+            raise TraceError(
+                f"call '{label}': two writers: instances {list(other)} and "
+                f"{list(point)} both write the block of "
+                f"{access.buffer}{list(access.view)} at {list(block)}",
+                src,
+                "let the index map of the output give every instance its own block",
             )

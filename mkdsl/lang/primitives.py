@@ -65,6 +65,8 @@ def dot_meaning(x: Array, w: Array) -> list[Array]:
 
 def block_at(stream: Array, first: Array, stop: Array, block: int) -> Array:
     """Rows [first, first + block) of a stream; zeros from row `stop` on."""
+    if not stream.shape[0]:
+        return jnp.zeros((block, *stream.shape[1:]), stream.dtype)
     rows = first + jnp.arange(block)
     at = jnp.take(stream, rows, axis=0, mode="fill", fill_value=0)
     return jnp.where((rows < stop)[:, None], at, jnp.zeros((), stream.dtype))
@@ -237,7 +239,9 @@ def fold(
     if not streams or any(s.ndim != 2 for s in streams):
         shapes = ", ".join(_show(s) for s in streams)
         raise TraceError(
-            f"mk.fold over ({shapes}): streams are [rows, features]", caller()
+            f"mk.fold over ({shapes})",
+            caller(),
+            "streams are operands of the task, [rows, features] each",
         )
     leaves, tree = jax.tree.flatten(init)
     leaves = [jnp.asarray(x) for x in leaves]
@@ -249,6 +253,12 @@ def fold(
             "jnp.zeros((columns, 1)) for a number",
         )
     neutral = leaves if identity is None else jax.tree.leaves(identity)
+    if len(neutral) != len(leaves):
+        raise TraceError(
+            f"mk.fold: identity of {len(neutral)} arrays for an init of {len(leaves)}",
+            caller(),
+            "identity is a carry: it has the structure of init",
+        )
     neutral = [jnp.asarray(n, x.dtype) for n, x in zip(neutral, leaves, strict=True)]
 
     def step(*args: Array) -> list[Array]:
@@ -270,7 +280,12 @@ def fold(
     if merge is not None:
         closed = jax.make_jaxpr(join)(*carry, *carry)
         if closed.consts:
-            raise TraceError("the merge of an mk.fold captures values", caller())
+            shapes = ", ".join(str(jnp.shape(c)) for c in closed.consts)
+            raise TraceError(
+                f"the merge of an mk.fold captures values of shapes {shapes}",
+                caller(),
+                "put them in the carry",
+            )
         joined = closed.jaxpr
     count = extent_p.bind(streams[0], axis=0)[0]
     outs = fold_p.bind(
@@ -295,6 +310,7 @@ def _same(got: list[Array], want: list[Array], who: str) -> list[Array]:
             f"the {who} returns {', '.join(shown[0])}, its carry is "
             f"{', '.join(shown[1])}",
             caller(),
+            "return the carry in the shapes and dtypes of init: cast with astype",
         )
     return got
 

@@ -20,56 +20,16 @@ from typing import Any, Literal, NoReturn
 
 from mkdsl.errors import TraceError
 from mkdsl.lang.body import is_literal, line_of
+from mkdsl.lang.table import (
+    ELEMENTWISE,
+    MAX_SHORT,
+    PRIMITIVES,
+    REMEDY,
+    RENAMES,
+    SLICES,
+)
 
 Kind = Literal["tile", "column", "vector", "scalar", "stream"]
-
-ELEMENTWISE = frozenset(
-    """add sub mul div max min rem exp exp2 log log2 log1p expm1 tanh rsqrt sqrt square
-    neg abs sign sin cos and or xor not eq ne lt le gt ge select_n integer_pow pow round
-    floor ceil clamp logistic erf erfc convert_element_type is_finite copy stop_gradient
-    """.split()
-)
-RENAMES = frozenset(("broadcast_in_dim", "reshape", "squeeze", "expand_dims"))
-REDUCTIONS = frozenset(("reduce_sum", "reduce_max", "reduce_min", "argmax"))
-REMEDY = {
-    "dot_general": "use mk.dot(x, w): x [columns, depth], w [rows, depth]",
-    "conv_general_dilated": "use mk.dot over blocks that index maps select",
-    "gather": "let an index map of the spec select the block",
-    "scatter": "write with out_specs or mk.Into",
-    "dynamic_slice": "let an index map of the spec select the block",
-    "dynamic_update_slice": "write with out_specs or mk.Into",
-    "sort": "mk tasks have argmax; top-k as repeated argmax and jnp.where",
-    "top_k": "repeat argmax and jnp.where",
-    "cumsum": "use mk.fold over blocks",
-    "scan": "use mk.fold over a streamed operand",
-    "while": "use mk.fold over a streamed operand",
-    "cond": "use jnp.where, or two calls behind a plan-time branch",
-    "transpose": "only a streamed operand or a block of a fold can be transposed",
-    "concatenate": "features only: mk.roll rotates them",
-    "pad": "ragged edges are handled by specs",
-    "rev": "use mk.roll",
-    "random_bits": "pass random numbers as an operand",
-    "argmin": "use jnp.argmax(-x)",
-    "reduce_or": "use jnp.max of the mask as int32",
-    "reduce_and": "use jnp.min of the mask as int32",
-    "reduce_prod": "use jnp.exp(jnp.sum(jnp.log(x)))",
-    "reduce_precision": "cast with astype",
-    "select_and_gather_add": "use jnp.max and jnp.where",
-    "tan": "use jnp.sin(x) / jnp.cos(x)",
-    "sinh": "use jnp.exp(x) and jnp.exp(-x)",
-    "cosh": "use jnp.exp(x) and jnp.exp(-x)",
-    "cbrt": "use jnp.exp2(jnp.log2(x) / 3)",
-    "shift_left": "multiply by a power of two",
-    "shift_right_arithmetic": "use // with a power of two",
-}
-
-
-# Features that a roll or a concatenation makes at once: the value is in registers.
-MAX_SHORT = 256
-_SLICES = (
-    "slices take all columns and multiples of 64 features; mk.roll rotates features "
-    "by any number"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +76,36 @@ def check_roles(
         roles = checker.equation(e)
         checker.env.update(zip(e.outvars, roles, strict=True))
     return checker.env
+
+
+def check_primitives(
+    equations: Sequence[Any], who: str, *, inner: bool = False
+) -> None:
+    """Refuse what is not in the published table, before anything else is asked.
+
+    Raises:
+        TraceError: with what to use instead.
+    """
+    checker = _Checker({}, 1, who, set())
+    for e in equations:
+        if e.primitive.name not in PRIMITIVES:
+            checker.refuse(
+                e,
+                "this primitive is not supported in a task",
+                REMEDY.get(e.primitive.name, "see docs/primitives.md for the table"),
+            )
+        if e.primitive.name != "mk_fold":
+            continue
+        if inner:
+            checker.refuse(
+                e,
+                "mk.fold inside of mk.fold",
+                "streams are operands of the task, and each passes by once; fold over "
+                "several of them at once, or let the inner one be a task of its own",
+            )
+        for name in ("jaxpr", "merge"):
+            if e.params[name] is not None:
+                check_primitives(e.params[name].eqns, who, inner=True)
 
 
 class _Checker:
@@ -165,10 +155,7 @@ class _Checker:
             return [self.join(e, ins)]
         if name in RENAMES:
             return [self.rename(e, ins[0])]
-        if name in REDUCTIONS:
-            return [self.reduce(e, ins[0])]
-        hint = REMEDY.get(name, "see the table of supported primitives in the docs")
-        self.refuse(e, "this primitive is not supported in a task", hint)
+        return [self.reduce(e, ins[0])]
 
     def join(self, e: Any, ins: list[Role]) -> Role:
         kinds: set[Kind] = {r.kind for r in ins if r.kind != "scalar"}
@@ -266,14 +253,14 @@ class _Checker:
             spans = [f"{a}:{b}" for a, b in zip(lo, hi, strict=True)]
             pairs = zip(spans, steps, strict=True)
             spans = [s if k == 1 else f"{s}:{k}" for s, k in pairs]
-            self.refuse(e, f"[{', '.join(spans)}] of {list(old)}", _SLICES)
+            self.refuse(e, f"[{', '.join(spans)}] of {list(old)}", SLICES)
         return [ins[0]]
 
     def split(self, e: Any, ins: list[Role]) -> list[Role]:
         p, old = e.params, e.invars[0].aval.shape
         last = p["axis"] == len(old) - 1 and self.has_features(e.invars[0], ins[0])
         if not last or any(n % 64 for n in p["sizes"]):
-            self.refuse(e, f"{list(old)} into {p['sizes']}, axis {p['axis']}", _SLICES)
+            self.refuse(e, f"{list(old)} into {p['sizes']}, axis {p['axis']}", SLICES)
         return ins * len(p["sizes"])
 
     @staticmethod
@@ -346,9 +333,7 @@ class _Checker:
     def fold(self, e: Any, ins: list[Role]) -> list[Role]:
         p = e.params
         consts, count = p["consts"], p["streams"]
-        a, b = 1 + consts, 1 + consts + count
-        if any(r.kind != "stream" for r in ins[a:b]):
-            self.refuse(e, "streams of mk.fold must be operands of the task")
+        a = 1 + consts
         carries = [self.carry(v.aval.shape) for v in e.outvars]
         inner = p["jaxpr"]
         blocks = [Role("stream")] * count

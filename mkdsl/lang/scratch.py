@@ -12,7 +12,7 @@ from typing import Any
 from mkdsl.lang.body import Body, is_literal, needed
 from mkdsl.lang.primitives import dot_p, fold_p, roll_p
 from mkdsl.lang.program import Scratch
-from mkdsl.lang.roles import ELEMENTWISE, REDUCTIONS, RENAMES
+from mkdsl.lang.table import ELEMENTWISE, REDUCTIONS, RENAMES
 
 
 def planned_scratch(body: Body, columns: int) -> tuple[Scratch, ...]:

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mkdsl.errors import NO_SRC, MkdslError, SrcInfo, TraceError
+from mkdsl.errors import MkdslError, SrcInfo, TraceError, caller, defined_at, raised_at
 from mkdsl.lang.body import Body, make_body, without_cut
 from mkdsl.lang.primitives import dot_p, extent_p, fold_p
 from mkdsl.lang.program import (
@@ -29,6 +29,7 @@ from mkdsl.lang.program import (
 )
 from mkdsl.lang.roles import (
     Role,
+    check_primitives,
     check_roles,
 )
 from mkdsl.lang.scratch import planned_scratch
@@ -41,8 +42,7 @@ class TaskFunction:
         functools.update_wrapper(self, function)
         self.name = getattr(function, "__name__", type(function).__name__)
         self.function = function
-        code = getattr(inspect.unwrap(function), "__code__", None)
-        self.src = SrcInfo(code.co_filename, code.co_firstlineno) if code else NO_SRC
+        self.src = defined_at(function)
 
     def __call__(self, *args: Any, **static: Any) -> Any:
         return self.function(*args, **static)
@@ -78,13 +78,18 @@ def unwrap(fn: Any) -> tuple[TaskFunction, dict[str, Any]]:
     static: dict[str, Any] = {}
     while isinstance(fn, functools.partial):
         if fn.args:
-            raise TraceError("bind constants of a task by keyword, operands in mk.call")
+            raise TraceError(
+                f"functools.partial of {fn.func!r} with positional arguments",
+                caller(),
+                "bind constants of a task by keyword; operands are those of mk.call",
+            )
         static = {**fn.keywords, **static}
         fn = fn.func
     if not isinstance(fn, TaskFunction):
         raise TraceError(
             f"mk.call of {fn!r}, which is not a task",
-            hint="decorate the function with @mk.task",
+            caller(),
+            "decorate the function with @mk.task",
         )
     return fn, static
 
@@ -112,7 +117,10 @@ def define(fn: Any, blocks: Sequence[Block], src: SrcInfo) -> TaskDef:
     except Exception as error:
         shapes = ", ".join(f"{b.dtype}{list(b.shape)}" for b in blocks)
         raise TraceError(
-            f"task '{name}' fails on blocks ({shapes}): {error}", src
+            f"task '{name}' fails on blocks ({shapes}): {error}",
+            raised_at(error, src),
+            "the task sees blocks of these shapes: change it, or the in_specs of the "
+            "call",
         ) from error
     if closed.consts:
         shapes = ", ".join(str(jnp.shape(c)) for c in closed.consts)
@@ -147,6 +155,7 @@ def _describe(
     src: SrcInfo,
 ) -> TaskDef:
     index = {id(v): i for i, v in enumerate(body.invars)}
+    check_primitives(body.equations, name)
     _check_used(body, blocks, names, name, src)
     streams = _streams(body, index, name, src)
     streamed = {i for s in streams for i in _operands_of(s)}
@@ -304,7 +313,8 @@ def _result(
     shape, dtype = tuple(v.aval.shape), str(v.aval.dtype)
     if role.kind == "stream" or not shape:
         raise TraceError(
-            f"task '{name}': result {i} is a {role.kind} {dtype}{list(shape)}",
+            f"task '{name}': result {i} is a {role.kind if shape else 'scalar'} "
+            f"{dtype}{list(shape)}",
             src,
             "results are tiles [columns, features], columns or feature vectors",
         )

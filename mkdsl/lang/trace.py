@@ -13,9 +13,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from mkdsl.errors import SrcInfo, TraceError, caller
+from mkdsl.errors import SrcInfo, TraceError, caller, defined_at
 from mkdsl.lang.arrays import Array, Shape, Spec
-from mkdsl.lang.call import Moved, Recorder, call, current, recording
+from mkdsl.lang.call import call
 from mkdsl.lang.expr import expr, var
 from mkdsl.lang.program import (
     ITEM_BYTES,
@@ -27,6 +27,7 @@ from mkdsl.lang.program import (
     Program,
     Scan,
 )
+from mkdsl.lang.recorder import Moved, Recorder, current, recording
 from mkdsl.lang.task import task
 
 Tree = Any
@@ -82,11 +83,21 @@ def scan(
     if recorder.calls is not None:
         raise TraceError("mk.scan inside mk.scan", src, "flatten the two into one")
     leaves: list[Array] = jax.tree.leaves(xs)
+    if any(not a.shape for a in leaves):
+        raise TraceError(
+            "mk.scan over a scalar: xs are stacked over layers",
+            src,
+            "bind what all layers share in the layer function",
+        )
     lengths = {a.shape[0] for a in leaves} | ({length} if length is not None else set())
     if len(lengths) != 1:
-        raise TraceError(f"mk.scan over stacked arrays of lengths {lengths}", src)
+        raise TraceError(
+            f"mk.scan over stacked arrays of lengths {sorted(lengths)}",
+            src,
+            "stack all xs over the same layers, or give length= without xs",
+        )
     (count,) = lengths
-    choice, values = _variants(static, count)
+    choice, values = _variants(static, count, src)
     carry, tree = jax.tree.flatten(init)
     index = var("layer")
 
@@ -97,7 +108,11 @@ def scan(
         out = layer(jax.tree.unflatten(tree, arrays), x, index, *extra)
         got, after = jax.tree.flatten(out)
         if after != tree:
-            raise TraceError(f"the layer returns {after}, its carry is {tree}", src)
+            raise TraceError(
+                f"the layer of mk.scan returns {after}, its carry is {tree}",
+                src,
+                "return the next carry alone, in the structure of the first",
+            )
         return got
 
     saved = replace(recorder, buffers=dict(recorder.buffers))
@@ -144,14 +159,22 @@ def scan(
     return jax.tree.unflatten(tree, results)
 
 
-def _variants(static: Tree, count: int) -> tuple[tuple[int, ...], list[Tree]]:
+def _variants(
+    static: Tree, count: int, src: SrcInfo
+) -> tuple[tuple[int, ...], list[Tree]]:
     """Which layers share their constants, and the distinct constants."""
     if static is None:
         return (0,) * count, [None]
     leaves, tree = jax.tree.flatten(static, is_leaf=lambda x: isinstance(x, list))
     arrays = [np.asarray(leaf) for leaf in leaves]
-    if any(len(a) != count for a in arrays):
-        raise TraceError(f"static has not one entry for each of {count} layers")
+    wrong = [list(a.shape) for a in arrays if a.shape[:1] != (count,)]
+    if wrong:
+        raise TraceError(
+            f"mk.scan: static of shape {wrong[0]} has not one entry for each of "
+            f"{count} layers",
+            src,
+            "give numpy arrays or lists with one entry per layer",
+        )
     keys = [tuple(a[i].tobytes() for a in arrays) for i in range(count)]
     order = list(dict.fromkeys(keys))
     first = [keys.index(k) for k in order]
@@ -193,6 +216,7 @@ def _moves(
                     f"the carry {start.buffer} is written in place by one kind of "
                     "layer and replaced by another",
                     src,
+                    "let every layer write it with mk.Into, or none",
                 )
             continue
         if end.shape != stack.shape[1:] or end.dtype != stack.dtype:
@@ -200,6 +224,7 @@ def _moves(
                 f"the carry {start.buffer} is {start.dtype}{list(start.shape)} before "
                 f"a layer and {end.dtype}{list(end.shape)} after it",
                 src,
+                "let the layer return its carry in the shape and dtype that it got",
             )
         buffer = recorder.buffers[end.buffer]
         # What the layer did not make is a carry, its own or (in a swap) another one.
@@ -267,7 +292,7 @@ def trace_program(
         paths, tree = jax.tree_util.tree_flatten_with_path(arg)
         arrays: list[Array] = []
         for path, leaf in paths:
-            buffer = _input(label, path, leaf)
+            buffer = _input(label, path, leaf, defined_at(f))
             if buffer.name in recorder.buffers:
                 buffer = replace(buffer, name=f"{buffer.name}.{len(inputs)}")
             recorder.buffers[buffer.name] = buffer
@@ -277,13 +302,15 @@ def trace_program(
     with recording(recorder):
         result = f(*symbols)
     leaves, tree = jax.tree.flatten(result)
-    outputs = tuple(_result(recorder, leaf) for leaf in leaves)
+    outputs = tuple(_result(recorder, leaf, defined_at(f)) for leaf in leaves)
     written = {b.name for b in recorder.buffers.values() if b.role == "state"}
     lost = written - {o.buffer for o in outputs}
     if lost:
         raise TraceError(
-            f"{', '.join(sorted(lost))}: written with mk.Into but not returned",
-            hint="return the array that the call gave: it is the new version",
+            f"program '{name}': {', '.join(sorted(lost))}: written with mk.Into but "
+            "not returned",
+            defined_at(f),
+            "return the array that the call gave: it is the new version",
         )
     steps = tuple(
         _move_entry(s, recorder.moved)
@@ -300,7 +327,7 @@ def trace_program(
     return Program(name, kept, tuple(inputs), steps, outputs), tree
 
 
-def _input(label: str, path: Any, leaf: Any) -> Buffer:
+def _input(label: str, path: Any, leaf: Any, src: SrcInfo) -> Buffer:
     text = label + jax.tree_util.keystr(path, simple=True, separator=".").join(
         (".", "") if path else ("", "")
     )
@@ -308,23 +335,37 @@ def _input(label: str, path: Any, leaf: Any) -> Buffer:
     if not hasattr(leaf, "shape"):
         raise TraceError(
             f"argument {clean} is a {type(leaf).__name__}, not an array",
-            hint="bind constants with functools.partial before mk.megakernel",
+            src,
+            "bind constants with functools.partial before mk.megakernel",
         )
     dtype = str(leaf.dtype)
     if dtype not in ITEM_BYTES:
         raise TraceError(
             f"argument {clean} is {dtype}{list(leaf.shape)}",
-            hint=f"arrays of a program are {', '.join(ITEM_BYTES)}",
+            src,
+            f"arrays of a program are {', '.join(ITEM_BYTES)}",
         )
     return Buffer(clean, tuple(int(n) for n in leaf.shape), dtype, "input")
 
 
-def _result(recorder: Recorder, leaf: Any) -> Output:
+def _result(recorder: Recorder, leaf: Any, src: SrcInfo) -> Output:
+    what = f"program '{recorder.name}'"
     if not isinstance(leaf, Array):
         raise TraceError(
-            f"the program returns a {type(leaf).__name__}, not an array of it"
+            f"{what} returns a {type(leaf).__name__}, not an array of it",
+            src,
+            "return what mk.call and mk.scan gave, or arguments of the program",
         )
-    recorder.check_version(leaf, "result of the program", caller())
+    recorder.check_version(leaf, f"result of {what}", src)
+    whole = recorder.buffers[leaf.buffer].shape
+    one = len(leaf.prefix) == 1 and leaf.prefix[0].is_constant
+    if leaf.prefix and not (one and leaf.view == whole):
+        index = ", ".join(map(str, leaf.prefix))
+        raise TraceError(
+            f"{what} returns {leaf.buffer}{list(leaf.view)}[{index}]",
+            src,
+            "return a whole array, or one entry of its first dimension",
+        )
     layer = int(leaf.prefix[0]) if leaf.prefix else None
     buffer = leaf.buffer
     if buffer in recorder.moved:

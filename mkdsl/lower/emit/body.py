@@ -29,7 +29,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from mkdsl.errors import InternalError
 from mkdsl.lang.body import is_literal, line_of
 from mkdsl.lang.primitives import dot_p, extent_p, fold_p, program_id_p, roll_p
-from mkdsl.lang.roles import ELEMENTWISE, RENAMES
+from mkdsl.lang.table import ELEMENTWISE, RENAMES
 from mkdsl.lower.emit.tiles import TileOps
 from mkdsl.lower.emit.values import (
     COLUMN,

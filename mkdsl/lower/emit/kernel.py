@@ -137,7 +137,7 @@ class Launcher:
         if o.buffer not in results:
             return inputs[o.buffer]
         whole = from_physical(self.layouts[o.buffer], results[o.buffer])
-        return whole if o.layer is None else whole[o.layer]
+        return (whole if o.layer is None else whole[o.layer]).reshape(o.shape)
 
     def _kernel(self) -> Callable[..., Any]:
         plan = self.plan
