@@ -164,6 +164,14 @@ class Body:
         narrow = x.dtype == jnp.bfloat16 and x.shape[-1] % 8
         return x.astype(jnp.float32) if narrow else x
 
+    def broadcast(self, *values: int) -> bool:
+        """True if the values have one shape together."""
+        try:
+            np.broadcast_shapes(*(self.kinds[v].shape for v in values))
+        except ValueError:
+            return False
+        return True
+
     def storable(self, i: int) -> bool:
         """True if value i may be a result: 32-bit vectors come in 32 features."""
         shape = self.kinds[i].shape
@@ -204,16 +212,13 @@ class Body:
 
 def _matching(body: Body, of: int, *, dtype: str | None = None) -> list[int]:
     """Values that broadcast with value `of`, of its dtype; weights do not count."""
-    want = body.kinds[of]
+    wanted = dtype or body.kinds[of].dtype
     found: list[int] = []
     for i, k in enumerate(body.kinds):
-        if k.dtype != (dtype or want.dtype) or i in body.weights:
+        if k.dtype != wanted or i in body.weights:
             continue
-        try:
-            np.broadcast_shapes(k.shape, want.shape)
-        except ValueError:
-            continue
-        found.append(i)
+        if body.broadcast(i, of):
+            found.append(i)
     return found
 
 
@@ -296,6 +301,7 @@ def _where(draw: st.DrawFn, body: Body, x: int) -> None:
     others = _matching(body, x)
     masks = _matching(body, x, dtype=BOOL)
     y = draw(st.sampled_from(others))
+    masks = [m for m in masks if body.broadcast(m, x, y)]
     if not masks:
         body.add("compare_self", lambda a, b: a != b, x, y)
         masks = [len(body.kinds) - 1]
@@ -369,7 +375,7 @@ def _rename(draw: st.DrawFn, body: Body, x: int) -> None:
 def _dot(draw: st.DrawFn, body: Body, x: int) -> None:
     """The weight is an operand of its own, put before all steps."""
     kind = body.kinds[x]
-    if len(body.weights) == 2:
+    if len(body.weights) == 2 or kind.shape[-1] % 8:
         return
     if kind.dtype != BF16:
         body.add("as_lhs", lambda v: v.astype(jnp.bfloat16), x)
