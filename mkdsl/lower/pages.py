@@ -106,7 +106,10 @@ def stream_item_bytes(task: TaskDef, stream: Stream) -> int:
 
 
 def kind_streams(kind: Kind) -> tuple[Stream, ...]:
-    """The streams of a task that this kind of it reads."""
+    """The streams of a task that this kind of it reads: a combine reads none, it has
+    the operand of a stream only for its extents."""
+    if kind.mode == "combine":
+        return ()
     has = set(kind.operands)
     return tuple(s for s in kind.task.streams if has.issuperset(stream_operands(s)))
 

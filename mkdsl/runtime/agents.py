@@ -256,9 +256,7 @@ class Sm:
         per operand for each block of the rows that a fold has.
         """
         kind, blocks = self.device.kind(one), self._blocks(one)
-        # A combine sees a stream only by its extents.
-        streams = () if kind.mode == "combine" else kind_streams(kind)
-        for number, stream in enumerate(streams):
+        for number, stream in enumerate(kind_streams(kind)):
             operands = [kind.operands.index(i) for i in stream_operands(stream)]
             if isinstance(stream, Dot):
                 _, step = self.device.plan.kinds[one.kind].pages[number]
@@ -292,10 +290,9 @@ def _transfer(
 
 
 def _streamed(kind: Kind) -> set[int]:
-    """Positions among `ins` of what passes through pages."""
-    return {
-        kind.operands.index(i) for s in kind_streams(kind) for i in stream_operands(s)
-    }
+    """Positions among `ins` of streams, which a combine has only for their extents."""
+    params = kind.task.params
+    return {n for n, i in enumerate(kind.operands) if params[i].use == "stream"}
 
 
 def _env(one: Instruction) -> dict[str, int]:

@@ -160,12 +160,20 @@ def multiple(value: Expr, of: int) -> bool:
     return value.constant % of == 0 and all(k % of == 0 for _, k in value.terms)
 
 
-def place_index(where: Place, eval_: Eval, rows: int, feature: tuple[int, int]) -> Any:
-    """Indices into the physical array; feature is (offset, size) inside the block."""
+def place_index(
+    where: Place, eval_: Eval, rows: int, feature: tuple[Value, int], row: Value = None
+) -> Any:
+    """Indices into the physical array.
+
+    Args:
+        rows: how many, from `row` of the block on (its first, if None).
+        feature: (offset, size) inside the block.
+    """
     index = [eval_(where.lead)]
     for axis in where.axes:
         start = eval_(axis.start)
         if axis.role == "row":
+            start = start if row is None else start + row
             start = _span(start, rows, axis.dim, eval_)
         elif axis.role == "feature":
             start = _span(start + feature[0], feature[1], axis.dim, eval_)
@@ -301,15 +309,12 @@ def page_copies(
     where = place(layout, operand)
     rows, features = page
     step = features if tiled else 64
-    found: list[Copy] = []
-    for at in range(0, features, step):
-        index = [eval_(where.lead)]
-        for axis in where.axes:
-            start = eval_(axis.start)
-            if axis.role == "row":
-                start = _span(start + row, rows, axis.dim, eval_)
-            elif axis.role == "feature":
-                start = _span(start + column + at, step, axis.dim, eval_)
-            index.append(start)
-        found.append(Copy(not tiled, (at // 64,), layout.buffer.name, tuple(index)))
-    return found
+    return [
+        Copy(
+            not tiled,
+            (at // 64,),
+            layout.buffer.name,
+            place_index(where, eval_, rows, (column + at, step), row),
+        )
+        for at in range(0, features, step)
+    ]

@@ -184,8 +184,6 @@ def _streams(
 ) -> list[Stream]:
     found: list[Stream] = []
     for s in kind_streams(kind):
-        if kind.mode == "combine":
-            continue
         parameters = stream_operands(s)
         reads = tuple(given[kind.operands.index(p)] for p in parameters)
         page = stream_page(kind, s, page_bytes)

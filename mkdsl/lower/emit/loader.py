@@ -102,15 +102,10 @@ class _Loader:
 
 def loader(kernel: Kernel) -> None:
     """Stream the pages of all instructions."""
-    mem, ring, flying = kernel.memory, kernel.ring, kernel.in_flight
+    mem, ring = kernel.memory, kernel.ring
     count, total = walk(kernel, [_Loader(kernel).branch(c) for c in kernel.codes])
-    drain(mem.empty, ring, total)
-
-    def land(g: Value, carry: Value) -> Value:
-        plgpu.barrier_wait(mem.full.at[lax.rem(g, ring)])
-        return carry
-
-    lax.fori_loop(lax.max(total - flying, 0), total, land, 0)
+    drain(mem.empty, ring, total, unseen=ring)
+    drain(mem.full, ring, total, unseen=kernel.in_flight)
     observe_previous(kernel, count)
 
 

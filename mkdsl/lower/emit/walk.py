@@ -132,14 +132,14 @@ def walk(kernel: Kernel, branches: Sequence[Callable[..., Value]]) -> tuple[Any,
     return lax.while_loop(more, one, (zero, zero))
 
 
-def drain(barrier: Ref, slots: int, total: Value) -> None:
-    """Observe the last phase of every slot: no barrier is left half-watched."""
+def drain(barrier: Ref, slots: int, total: Value, unseen: int) -> None:
+    """Observe the last `unseen` of `total` phases: no barrier is left half-watched."""
 
     def one(i: Value, carry: Value) -> Value:
         plgpu.barrier_wait(barrier.at[lax.rem(i, slots)])
         return carry
 
-    lax.fori_loop(lax.max(total - slots, 0), total, one, 0)
+    lax.fori_loop(lax.max(total - unseen, 0), total, one, 0)
 
 
 def observe_last(barrier: Ref, count: Value) -> None:
