@@ -17,6 +17,7 @@ import pytest
 from models.cache import KVCache, init_cache
 from models.registry import family_of
 from models.weights import load
+from tests.fidelity import mean_kl
 from tests.gpu.decoding import forced_loop, make_step, program_of
 
 Array = Any
@@ -92,16 +93,6 @@ def prefilled(config: Any, params: Any, ids: Array, lengths: Array) -> KVCache:
     _, cache = family_of(config).prefill(config, wide, empty, ids, lengths)
     k, v = (x.astype(jnp.bfloat16) for x in (cache.k, cache.v))
     return KVCache(k, v, cache.lengths)
-
-
-def log_softmax(x: np.ndarray) -> np.ndarray:
-    x = x.astype(np.float64) - x.max(-1, keepdims=True)
-    return x - np.log(np.exp(x).sum(-1, keepdims=True))
-
-
-def mean_kl(reference: np.ndarray, logits: np.ndarray) -> float:
-    p, q = log_softmax(reference), log_softmax(logits)
-    return float((np.exp(p) * (p - q)).sum(-1).mean())
 
 
 @each

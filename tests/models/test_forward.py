@@ -7,6 +7,7 @@ import pytest
 
 from models.registry import family_of
 from models.weights import load
+from tests.fidelity import mean_kl
 
 NAMES = ["llama_rope3_tied", "llama_untied_nohd", "gemma3_window16"]
 TOLERANCE = (
@@ -19,16 +20,6 @@ def forward(
 ) -> np.ndarray:
     config, params = load(folder, dtype)
     return np.asarray(family_of(config).forward(config, params, ids, lengths))
-
-
-def log_softmax(x: np.ndarray) -> np.ndarray:
-    x = x.astype(np.float64) - x.max(-1, keepdims=True)
-    return x - np.log(np.exp(x).sum(-1, keepdims=True))
-
-
-def mean_kl(reference: np.ndarray, logits: np.ndarray) -> float:
-    p, q = log_softmax(reference), log_softmax(logits)
-    return float((np.exp(p) * (p - q)).sum(-1).mean())
 
 
 @pytest.mark.parametrize("name", NAMES)

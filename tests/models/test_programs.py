@@ -26,20 +26,11 @@ from models.decode import (
 from models.params import Params
 from models.registry import SHAPES, family_of, random_params
 from models.weights import load
+from tests.fidelity import mean_kl
 
 NAMES = ["llama_rope3_tied", "llama_untied_nohd", "gemma3_window16"]
 TOLERANCE = 1e-3  # of f32 logits, as in test_forward.py
 IMPLEMENTATIONS = ["xla", pytest.param("simulate", marks=pytest.mark.slow)]
-
-
-def log_softmax(x: np.ndarray) -> np.ndarray:
-    x = x.astype(np.float64) - x.max(-1, keepdims=True)
-    return x - np.log(np.exp(x).sum(-1, keepdims=True))
-
-
-def mean_kl(reference: np.ndarray, logits: np.ndarray) -> float:
-    p, q = log_softmax(reference), log_softmax(logits)
-    return float((np.exp(p) * (p - q)).sum(-1).mean())
 
 
 # ------------------------------------------------------------- against Hugging Face

@@ -1,6 +1,7 @@
 """Implementation "xla" against numpy written beside it, one construct per test."""
 
 import functools
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -13,9 +14,8 @@ from mkdsl.lang.program import Program
 from mkdsl.lang.trace import trace_program
 from mkdsl.runtime.interpret_program import count_dropped, run_program, write_scalars
 from models import llama
-from models.cache import KVCache
 from models.tasks.sample import best, embed, pick
-from tests.runtime.llama_program import TINY, LlamaStep, example
+from tests.tiny_llama import TINY, example
 
 Array = Any
 F32 = jnp.float32
@@ -355,20 +355,21 @@ def test_what_nothing_wrote_is_not_a_number() -> None:
 @pytest.mark.parametrize("lengths", [[0], [5, 0, 63], [64, 128, 255]])
 def test_llama_step_against_its_forward_pass(dtype: Any, lengths: list[int]) -> None:
     batch, slots = len(lengths), 256
-    step = LlamaStep(TINY, batch, slots, dtype=dtype, want="logits")
+    step = llama.decode_program(TINY, batch, slots, logits=True)
     params, cache, tokens = example(TINY, lengths, slots, dtype=dtype)
     got, new = run(step, params, cache, tokens)
     # In float32: a bfloat16 product of the plain pass is missing in XLA's CPU backend.
-    plain, past = jax.tree.map(lambda x: x.astype(F32), (params, cache))
+    plain = jax.tree.map(lambda x: x.astype(F32), params)
     del plain["frequencies"]
-    past = KVCache(past["k"], past["v"], cache["lengths"])
+    past = replace(cache, k=cache.k.astype(F32), v=cache.v.astype(F32))
     ones = jnp.ones(batch, jnp.int32)
     want, kept = llama.prefill(TINY, plain, past, tokens[:, None], ones)
     tolerance = 1e-4 if dtype == F32 else 0.08
     np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance)
-    for name, whole in (("k", kept.k), ("v", kept.v)):
-        old = np.asarray(cache[name], np.float32)
-        ours, theirs = (np.array(x, np.float32) for x in (new[name], whole))
+    for name in ("k", "v"):
+        old, ours, theirs = (
+            np.array(getattr(c, name), np.float32) for c in (cache, new, kept)
+        )
         np.testing.assert_allclose(ours, theirs, rtol=tolerance, atol=tolerance)
         rows = np.arange(batch)
         ours[:, rows, :, lengths] = old[:, rows, :, lengths]
@@ -376,7 +377,7 @@ def test_llama_step_against_its_forward_pass(dtype: Any, lengths: list[int]) -> 
 
 
 def test_unused_slots_do_not_matter() -> None:
-    step = LlamaStep(TINY, 2, 256)
+    step = llama.decode_program(TINY, 2, 256)
     program, _ = traced(step, example(TINY, [3, 70], 256))
     run_it = jax.jit(functools.partial(run_program, program))
     outs = [
@@ -387,9 +388,9 @@ def test_unused_slots_do_not_matter() -> None:
 
 
 def test_rows_do_not_depend_on_each_other() -> None:
-    step = LlamaStep(TINY, 2, 256, want="logits")
+    step = llama.decode_program(TINY, 2, 256, logits=True)
     params, cache, tokens = example(TINY, [30, 70], 256)
-    broken = {**cache, "k": cache["k"].at[:, 1].set(np.nan)}
+    broken = replace(cache, k=cache.k.at[:, 1].set(np.nan))
     program, _ = traced(step, (params, cache, tokens))
     run_it = jax.jit(functools.partial(run_program, program))
     good, bad = (

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ import pytest
 import mkdsl as mk
 from mkdsl.lower.machine import H200
 from mkdsl.runtime.stages import TEXTS
-from tests.runtime.llama_program import TINY, LlamaStep, example
+from models.llama import decode_program
+from tests.tiny_llama import TINY, example
 
 Array = Any
 F32 = jnp.float32
@@ -104,11 +106,11 @@ def test_every_loop_of_jax_and_one_trace(implementation: Any) -> None:
 
 
 def test_a_step_traces_and_compiles_once_for_all_positions() -> None:
-    f = mk.megakernel(LlamaStep(TINY, 2, 128), donate_argnums=1)
+    f = mk.megakernel(decode_program(TINY, 2, 128), donate_argnums=1)
     params, cache, tokens = example(TINY, [3, 0], 128)
     for _ in range(4):
         tokens, new = f(params, cache, tokens)
-        cache = {**new, "lengths": cache["lengths"] + 1}
+        cache = replace(new, lengths=new.lengths + 1)
     assert f.traces == 1
     assert f.trace(params, cache, tokens).compilations == 1
     f(*example(TINY, [3, 0], 64))
@@ -127,7 +129,7 @@ def test_only_state_in_donated_arguments_is_reused() -> None:
 def test_simulation_of_a_model_agrees_with_xla() -> None:
     args = example(TINY, [5, 70], 128)
     tokens = [
-        mk.megakernel(LlamaStep(TINY, 2, 128), implementation=i)(*args)[0]
+        mk.megakernel(decode_program(TINY, 2, 128), implementation=i)(*args)[0]
         for i in ("xla", "simulate")
     ]
     np.testing.assert_array_equal(*tokens)
@@ -224,7 +226,7 @@ def test_choice_on_cuda(
 
 
 def test_the_kernel_is_one_custom_call_that_aliases_its_state() -> None:
-    f = mk.megakernel(LlamaStep(TINY, 2, 128), donate_argnums=1, machine=H200)
+    f = mk.megakernel(decode_program(TINY, 2, 128), donate_argnums=1, machine=H200)
     text = f.lower(*example(TINY, [5, 70], 128), platforms=("cuda",)).as_text()
     assert text.count("custom_call @") == 1
     assert text.count("tf.aliasing_output") == 2

@@ -9,23 +9,12 @@ import jax.numpy as jnp
 import mkdsl as mk
 from mkdsl.lower.machine import H200
 from models.cache import init_cache
-from models.config import Rope
 from models.llama import LlamaConfig, decode_params, decode_program
 from models.registry import SHAPES, random_params
+from tests.tiny_llama import TINY
 
-TINY = LlamaConfig(
-    vocab_size=509,
-    hidden_size=128,
-    intermediate_size=256,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=64,
-    norm_eps=1e-5,
-    tied=True,
-    max_length=256,
-    rope=Rope(theta=10_000.0),
-)
+__all__ = ["LLAMA_1B", "LLAMA_1B_2_LAYERS", "TINY", "arguments", "lowered_step"]
+
 LLAMA_1B = SHAPES["llama-3.2-1b"]
 assert isinstance(LLAMA_1B, LlamaConfig)
 LLAMA_1B_2_LAYERS = replace(LLAMA_1B, num_layers=2)
