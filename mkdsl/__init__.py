@@ -28,6 +28,7 @@ from mkdsl.lang.expr import cdiv, maximum, minimum
 from mkdsl.lang.primitives import dot, fold, program_id, roll, valid
 from mkdsl.lang.task import task
 from mkdsl.lang.trace import scan
+from mkdsl.lower.tiling import projection_rows
 from mkdsl.runtime.launch import megakernel
 
 __all__ = [
@@ -53,6 +54,7 @@ __all__ = [
     "megakernel",
     "minimum",
     "program_id",
+    "projection_rows",
     "roll",
     "scan",
     "task",

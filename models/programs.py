@@ -18,8 +18,7 @@ from models import rope
 from models.cache import KVCache
 from models.config import ModelConfig, Rope
 from models.params import Params
-from models.tasks import sample
-from models.tasks.attention import attend
+from models.tasks import attention, sample
 from models.tasks.rope import rope_table
 from models.tasks.sandwich import add_branch
 
@@ -49,7 +48,7 @@ class Step:
         batch: Rows, one token each (B).
         max_length: Slots of the cache (S).
         dtype: Of activations, that of the parameters.
-        rows: Rows of a weight in one task.
+        rows: Rows of a weight in one task; None for what the machine likes.
         vocabulary_rows: Rows of the vocabulary matrix in one task.
         block: Cached tokens in one block of attention.
     """
@@ -58,7 +57,7 @@ class Step:
     batch: int
     max_length: int
     dtype: Any
-    rows: int = 64
+    rows: int | None = None
     vocabulary_rows: int = 256
     block: int = 64
 
@@ -70,10 +69,9 @@ class Step:
         """The i-th block of whole rows of a matrix."""
         return mk.Spec((rows, depth), lambda i: (i, 0))
 
-    @property
-    def tile(self) -> mk.Spec:
+    def tile(self, rows: int) -> mk.Spec:
         """The i-th block of `rows` features of all rows of the batch."""
-        return mk.Spec((self.batch, self.rows), lambda i: (0, i))
+        return mk.Spec((self.batch, rows), lambda i: (0, i))
 
     def embed(self, task: Any, results: int, table: Array, tokens: Array) -> Any:
         """Rows `tokens` of the embedding: [B, h], or as many as the task returns."""
@@ -91,13 +89,13 @@ class Step:
         )(table)
 
     def tables(self, lengths: Array, frequencies: Array) -> tuple[Array, Array]:
-        """Cosines and sines at the position of each row, [B, D] each."""
+        """Cosines and sines at the position of each row, float32 [B, D] each."""
         size = (self.batch, self.config.head_dim)
         return mk.call(
-            partial(rope_table, dtype=self.dtype),
+            rope_table,
             in_specs=(mk.Spec((self.batch,), lambda: (0,), column=True), mk.whole),
             out_specs=(mk.Spec(size, lambda: (0, 0)),) * 2,
-            out_shape=(self.shape(self.config.head_dim),) * 2,
+            out_shape=(mk.Shape(size, jnp.float32),) * 2,
         )(lengths, frequencies)
 
     def heads(
@@ -171,13 +169,21 @@ class Step:
             (None, c.num_heads // c.num_kv_heads, dim), lambda b, g: (b, g, 0)
         )
         one = mk.Spec((None, 1, dim), lambda b, g: (b, g, 0))
-        out, k_pages, v_pages = mk.call(
-            partial(attend, scale=scale, block=self.block),
-            grid=(self.batch, c.num_kv_heads),
+        grid = (self.batch, c.num_kv_heads)
+        out = mk.call(
+            partial(attention.attend, scale=scale, block=self.block),
+            grid=grid,
             in_specs=(group, old, old, one, one),
-            out_specs=(group, slot(cache.k), slot(cache.v)),
-            out_shape=(self.shape(c.num_heads, dim), None, None),
+            out_specs=group,
+            out_shape=self.shape(c.num_heads, dim),
         )(q, cache.k[layer], cache.v[layer], k, v)
+        k_pages, v_pages = mk.call(
+            attention.append,
+            grid=grid,
+            in_specs=(one, one),
+            out_specs=(slot(cache.k), slot(cache.v)),
+            out_shape=(None, None),
+        )(k, v)
         out = out.reshape(self.batch, c.num_heads * dim)
         return out, KVCache(k_pages, v_pages, lengths)
 
@@ -190,33 +196,36 @@ class Step:
         *weights: Array,
         tiled: int = 0,
     ) -> Array:
-        """A projection to `count` features, `rows` of them a task: [B, count].
+        """A projection to `count` features, some of them a task: [B, count].
 
         Args:
             task: Called on `before` and a block of rows of each weight.
             tiled: How many of `before` it sees by tiles as its result, the first ones.
         """
+        depth = weights[0].shape[1]
+        rows = self.rows or mk.projection_rows(count, depth, self.batch)
+        tile = self.tile(rows)
         return mk.call(
             task,
-            grid=(mk.cdiv(count, self.rows),),
+            grid=(mk.cdiv(count, rows),),
             in_specs=(
-                *(self.tile if i < tiled else mk.whole for i in range(len(before))),
-                *(self.weight(self.rows, w.shape[1]) for w in weights),
+                *(tile if i < tiled else mk.whole for i in range(len(before))),
+                *(self.weight(rows, depth) for _ in weights),
             ),
-            out_specs=self.tile,
+            out_specs=tile,
             out_shape=self.shape(count),
             name=name,
         )(*before, *weights)
 
     def add_branch(self, x: Array, y: Array, y_gain: Array) -> Array:
         """x + norm(y), [B, h], see `tasks/sandwich.py`."""
-        hidden = self.config.hidden_size
-        gain = mk.Spec((self.rows,), lambda i: (i,))
+        hidden, rows = self.config.hidden_size, self.rows or 64
+        gain, tile = mk.Spec((rows,), lambda i: (i,)), self.tile(rows)
         return mk.call(
             partial(add_branch, eps=self.config.norm_eps),
-            grid=(mk.cdiv(hidden, self.rows),),
-            in_specs=(self.tile, self.tile, mk.whole, gain),
-            out_specs=self.tile,
+            grid=(mk.cdiv(hidden, rows),),
+            in_specs=(tile, tile, mk.whole, gain),
+            out_specs=tile,
             out_shape=self.shape(hidden),
         )(x, y, y, y_gain)
 

@@ -4,7 +4,8 @@ What it does: says how a tile, a vector and a page of a stream lie in shared mem
 that decompose, plan_pages and the emitter agree on every byte.
 Needs: tasks whose tiles are [columns, features].
 Guarantees: every block starts at a multiple of ALIGNMENT; a page of a stream has a
-multiple of 64 features and never more bytes than a slot of the ring.
+multiple of 64 features, 16, 32 or a multiple of 64 rows, and never more bytes than a
+slot of the ring.
 Why it is correct: streamed rows are the M side of wgmma (multiples of 64), columns its
 N side (multiples of 8); a 128-byte swizzle repeats every 1024 bytes.
 Cost: arithmetic.
@@ -22,6 +23,9 @@ ALIGNMENT = 1024
 # Columns beyond 256 need several copies: one asynchronous copy takes at most 256
 # elements along each dimension (gpu_facts.md, pitfalls).
 MAX_PAGE_COLUMNS = 256
+# Rows of the scratch in which the pieces of a stacked product are added up: each of 64
+# rows twice, so that they can be read with any offset.
+STACK_ROWS = 128
 
 
 def round_up(value: int, multiple: int) -> int:
@@ -39,10 +43,13 @@ def dot_page(
 ) -> tuple[int, int]:
     """(rows, columns) of one page of a streamed [rows, depth] operand.
 
-    Columns count along depth; 0 columns say that not even 64 of them fit.
+    Columns count along depth; 0 columns say that not even 64 of them fit. Few rows are
+    stacked (see `stacks`) where that fills pages; else they are padded to 64.
 
     >>> dot_page(64, 2048, 32768)
     (64, 256)
+    >>> dot_page(16, 2048, 32768)
+    (16, 1024)
     >>> dot_page(100, 2048, 32768)
     (128, 128)
     >>> dot_page(16, 100, 32768)
@@ -50,9 +57,29 @@ def dot_page(
     >>> dot_page(64, 2048, 32768, item_bytes=4)
     (64, 128)
     """
+    for few in (16, 32):
+        columns = page_bytes // (few * item_bytes)
+        width = columns // stacks(few)
+        if rows <= few and not depth % columns and width % 64 == 0:
+            if width <= MAX_PAGE_COLUMNS:
+                return few, columns
     rows = round_up(rows, 64)
     fit = page_bytes // (rows * item_bytes) // 64 * 64
     return rows, min(fit, MAX_PAGE_COLUMNS, round_up(depth, 64))
+
+
+def stacks(rows: int) -> int:
+    """Pieces of the depth that lie below each other in a page, 64 rows in all.
+
+    The M side of wgmma has 64 rows. A page of 16 rows holds 4 pieces of their depth as
+    64 rows, and is multiplied with the 4 pieces of the other operand side by side; of
+    the 4 x 4 products those of equal pieces are added up. So a product is as fast with
+    16 rows a task as with 64, and a call has four times the tasks to balance.
+
+    >>> stacks(16), stacks(32), stacks(64), stacks(128)
+    (4, 2, 1, 1)
+    """
+    return max(1, 64 // rows)
 
 
 def tile_bytes(columns: int, features: int, dtype: str) -> int:
@@ -125,3 +152,9 @@ def stream_page(kind: Kind, stream: Stream, page_bytes: int) -> tuple[int, int]:
         item = stream_item_bytes(kind.task, stream)
         return dot_page(stream.rows, shapes[0][-1], page_bytes, item)
     return stream.block, round_up(max(shape[-1] for shape in shapes), 64)
+
+
+def stacked_dots(kind: Kind, page_bytes: int) -> int:
+    """How many streams of a kind have stacked pages."""
+    dots = [s for s in kind_streams(kind) if isinstance(s, Dot)]
+    return sum(stacks(stream_page(kind, s, page_bytes)[0]) > 1 for s in dots)

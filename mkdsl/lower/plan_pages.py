@@ -25,12 +25,14 @@ from mkdsl.lower.encode import instruction_bytes
 from mkdsl.lower.ir import KernelPlan, Kind, KindPlan, Schedule
 from mkdsl.lower.machine import Machine
 from mkdsl.lower.pages import (
+    STACK_ROWS,
     accumulators,
     aligned,
     columns_features,
     kind_streams,
     parts_bytes,
     round_up,
+    stacked_dots,
     stream_operands,
     stream_page,
     tile_bytes,
@@ -127,7 +129,7 @@ def kind_plan(kind: Kind, machine: Machine) -> KindPlan:
     return KindPlan(
         tuple(pages),
         arena_bytes=arena,
-        scratch_bytes=_scratch_bytes(kind),
+        scratch_bytes=_scratch_bytes(kind, machine.page_bytes),
         staging_bytes=crossing if kind.mode == "partial" else results,
     )
 
@@ -148,7 +150,7 @@ def result_bytes(param: Param, columns: int) -> int:
     return param_bytes(param)
 
 
-def _scratch_bytes(kind: Kind) -> int:
+def _scratch_bytes(kind: Kind, page_bytes: int) -> int:
     columns, total = kind.task.columns, 0
     for scratch in kind.task.scratch:
         if kind.mode != "full" and scratch.after_cut != (kind.mode == "combine"):
@@ -157,7 +159,9 @@ def _scratch_bytes(kind: Kind) -> int:
             total += tile_bytes(columns, 2 * round_up(scratch.features, 64), "float32")
         else:
             total += tile_bytes(columns, scratch.features, "bfloat16")
-    return total
+    return total + tile_bytes(columns, STACK_ROWS, "float32") * stacked_dots(
+        kind, page_bytes
+    )
 
 
 def _does_not_fit(plan: KernelPlan, machine: Machine, needed: int) -> PlanError:

@@ -23,25 +23,37 @@ def merge(a: Carry, b: Carry) -> Carry:
     return new, a[1] * x + b[1] * y, a[2] * x + b[2] * y
 
 
-def cached(q: Array, k: Array, v: Array, *, scale: float, block: int) -> Carry:
-    """Softmax state of queries over the cached rows.
+def softmax_state(
+    q: Array,
+    k: Array,
+    v: Array,
+    k_new: Array,
+    v_new: Array,
+    *,
+    scale: float,
+    block: int,
+) -> Carry:
+    """Softmax state of queries over the new token and the cached ones.
 
-    q: [G, D], k, v: [S, D] streamed -> max [G, 1], sum [G, 1], values [G, D], float32,
-    in base 2.
+    q: [G, D], k, v: [S, D] streamed, k_new, v_new: [1, D]
+    -> max [G, 1], sum [G, 1], values [G, D], float32, in base 2.
     """
+    f32, factor = jnp.float32, scale * LOG2_E
 
     def step(carry: Carry, kv: tuple[Array, ...], valid: Array) -> Carry:
         m, total, acc = carry
-        scores = jnp.where(valid, mk.dot(q, kv[0]) * (scale * LOG2_E), -jnp.inf)
+        scores = jnp.where(valid, mk.dot(q, kv[0]) * factor, -jnp.inf)
         new = jnp.maximum(m, jnp.max(scores, axis=-1, keepdims=True))
         p = jnp.exp2(scores - new)
         old = _weight(m, new)
         total = total * old + jnp.sum(p, axis=-1, keepdims=True)
         return new, total, acc * old + mk.dot(p.astype(q.dtype), kv[1].T)
 
-    zero = jnp.zeros((q.shape[0], 1), jnp.float32)
-    init = (zero - jnp.inf, zero, jnp.zeros(q.shape, jnp.float32))
-    return mk.fold(step, init, (k, v), block=block, merge=merge)
+    zero = jnp.zeros((q.shape[0], 1), f32)
+    score = jnp.sum(q.astype(f32) * k_new.astype(f32), axis=-1, keepdims=True) * factor
+    init = score, zero + 1.0, jnp.broadcast_to(v_new.astype(f32), q.shape)
+    nothing = zero - jnp.inf, zero, jnp.zeros(q.shape, f32)
+    return mk.fold(step, init, (k, v), block=block, merge=merge, identity=nothing)
 
 
 @mk.task
@@ -54,16 +66,19 @@ def attend(
     *,
     scale: float,
     block: int,
-) -> tuple[Array, Array, Array]:
+) -> Array:
     """softmax([k; k_new] @ q * scale) over cached rows and the new token.
 
-    q: [G, D], k, v: [S, D] streamed, k_new, v_new: [1, D]
-    -> out [G, D] in q.dtype, and k_new, v_new for the cache.
+    q: [G, D], k, v: [S, D] streamed, k_new, v_new: [1, D] -> [G, D] in q.dtype.
     """
-    state = cached(q, k, v, scale=scale, block=block)
-    f32 = jnp.float32
-    score = jnp.sum(q.astype(f32) * k_new.astype(f32), axis=-1, keepdims=True)
-    score = score * (scale * LOG2_E)
-    value = jnp.broadcast_to(v_new.astype(f32), q.shape)
-    _, total, acc = merge(state, (score, jnp.ones_like(score), value))
-    return (acc / total).astype(q.dtype), k_new, v_new
+    _, total, acc = softmax_state(q, k, v, k_new, v_new, scale=scale, block=block)
+    return (acc / total).astype(q.dtype)
+
+
+@mk.task
+def append(k_new: Array, v_new: Array) -> tuple[Array, Array]:
+    """The new token's key and value for the cache.
+
+    k_new, v_new: [1, D] -> the same.
+    """
+    return k_new, v_new

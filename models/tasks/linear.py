@@ -18,7 +18,7 @@ def project(x: Array, gain: Array, w: Array, *, eps: float) -> Array:
 
     x: [B, h], gain: [h], w: [R, h] -> [B, R] in x.dtype.
     """
-    return mk.dot(rms_norm(x, gain, eps), w).astype(x.dtype)
+    return mk.dot(rms_norm(x, gain, eps).astype(w.dtype), w).astype(x.dtype)
 
 
 @mk.task
@@ -27,10 +27,10 @@ def project_rope(
 ) -> Array:
     """rope(rms_norm(x) @ w.T) for one head.
 
-    x: [B, h], gain: [h], w: [D, h], cos, sin: [B, D] -> [B, D] in x.dtype.
+    x: [B, h], gain: [h], w: [D, h], cos, sin: [B, D] float32 -> [B, D] in x.dtype.
     """
-    y = mk.dot(rms_norm(x, gain, eps), w).astype(x.dtype)
-    return rotate(y.astype(jnp.float32), cos, sin).astype(x.dtype)
+    y = mk.dot(rms_norm(x, gain, eps).astype(w.dtype), w)
+    return rotate(y, cos, sin).astype(x.dtype)
 
 
 @mk.task
@@ -48,7 +48,7 @@ def residual(x: Array, h: Array, w: Array) -> Array:
 
     x: [B, R], h: [B, K], w: [R, K] -> [B, R] in x.dtype.
     """
-    return x + mk.dot(h, w).astype(x.dtype)
+    return (x.astype(jnp.float32) + mk.dot(h, w)).astype(x.dtype)
 
 
 @mk.task
@@ -57,6 +57,5 @@ def gate_up(x: Array, gain: Array, gate: Array, up: Array, *, eps: float) -> Arr
 
     x: [B, h], gain: [h], gate, up: [R, h] -> [B, R] in x.dtype.
     """
-    n = rms_norm(x, gain, eps)
-    gated = jax.nn.silu(mk.dot(n, gate).astype(x.dtype).astype(jnp.float32))
-    return gated.astype(x.dtype) * mk.dot(n, up).astype(x.dtype)
+    n = rms_norm(x, gain, eps).astype(gate.dtype)
+    return (jax.nn.silu(mk.dot(n, gate)) * mk.dot(n, up)).astype(x.dtype)

@@ -10,19 +10,16 @@ Array = Any
 
 
 @mk.task
-def rope_table(
-    positions: Array, frequencies: Array, *, dtype: Any = jnp.float32
-) -> tuple[Array, Array]:
-    """cos and sin of position * frequency, angles in float32.
+def rope_table(positions: Array, frequencies: Array) -> tuple[Array, Array]:
+    """cos and sin of position * frequency, in float32.
 
     positions: [B, 1] int32, frequencies: [1, D] float32 (each one twice, half-split)
-    -> cos, sin [B, D] in dtype, sin negated in the first half. Hugging Face rounds both
-    to the activation dtype.
+    -> cos, sin [B, D] float32, sin negated in the first half.
     """
     angle = positions.astype(jnp.float32) * frequencies
     half = jnp.arange(frequencies.shape[-1]) < frequencies.shape[-1] // 2
     sin = jnp.sin(angle) * jnp.where(half, -1.0, 1.0)
-    return jnp.cos(angle).astype(dtype), sin.astype(dtype)
+    return jnp.cos(angle), sin
 
 
 def rotate(x: Array, cos: Array, sin: Array) -> Array:
@@ -31,5 +28,4 @@ def rotate(x: Array, cos: Array, sin: Array) -> Array:
     x: [columns, D] float32; cos, sin: [columns, D] of `rope_table`
     -> [columns, D] float32.
     """
-    cos, sin = cos.astype(jnp.float32), sin.astype(jnp.float32)
     return x * cos + mk.roll(x, x.shape[-1] // 2) * sin

@@ -36,7 +36,8 @@ def logits(x: Array, gain: Array, w: Array, *, eps: float, unit_offset: bool) ->
 
     x: [B, h], gain: [h], w: [R, h] -> [B, R] float32.
     """
-    return mk.dot(rms_norm(x, gain, eps, unit_offset=unit_offset), w)
+    n = rms_norm(x, gain, eps, unit_offset=unit_offset).astype(w.dtype)
+    return mk.dot(n, w)
 
 
 @mk.task
@@ -47,7 +48,8 @@ def best(
 
     x: [B, h], gain: [h], w: [R, h] -> value [B, 1] float32, token [B, 1] int32.
     """
-    y = mk.dot(rms_norm(x, gain, eps, unit_offset=unit_offset), w)
+    n = rms_norm(x, gain, eps, unit_offset=unit_offset).astype(w.dtype)
+    y = mk.dot(n, w)
     y = jnp.where(mk.valid(w, 0), y, -jnp.inf)
     token = jnp.argmax(y, axis=-1) + mk.program_id(0) * w.shape[0]
     return jnp.max(y, axis=-1)[:, None], token[:, None].astype(jnp.int32)

@@ -26,8 +26,8 @@ def _norm(x: Array, gain: Array, eps: float) -> Array:
 
 
 def _sum(x: Array, y: Array, y_gain: Array, eps: float) -> Array:
-    """x + norm(y), rounded."""
-    return x + _norm(y, y_gain, eps)
+    """x + norm(y), float32."""
+    return x.astype(jnp.float32) + _norm(y, y_gain, eps)
 
 
 @mk.task
@@ -39,7 +39,7 @@ def add_branch(x: Array, part: Array, y: Array, y_gain: Array, *, eps: float) ->
     whole, part = y.astype(jnp.float32), part.astype(jnp.float32)
     square = jnp.mean(whole * whole, axis=-1, keepdims=True)
     normed = part * lax.rsqrt(square + eps) * (1.0 + y_gain.astype(jnp.float32))
-    return x + normed.astype(x.dtype)
+    return (x.astype(jnp.float32) + normed).astype(x.dtype)
 
 
 @mk.task
@@ -50,7 +50,7 @@ def project(
 
     x, y: [B, h], y_gain, gain: [h], w: [R, h] -> [B, R] in x.dtype.
     """
-    n = _norm(_sum(x, y, y_gain, eps), gain, eps)
+    n = _norm(_sum(x, y, y_gain, eps), gain, eps).astype(w.dtype)
     return mk.dot(n, w).astype(x.dtype)
 
 
@@ -72,9 +72,9 @@ def project_norm_rope(
     x, y: [B, h], y_gain, gain: [h], w: [D, h], head_gain: [D], cos, sin: [B, D]
     -> [B, D] in x.dtype.
     """
-    n = _norm(_sum(x, y, y_gain, eps), gain, eps)
-    head = _norm(mk.dot(n, w).astype(x.dtype), head_gain, eps)
-    return rotate(head.astype(jnp.float32), cos, sin).astype(x.dtype)
+    n = _norm(_sum(x, y, y_gain, eps), gain, eps).astype(w.dtype)
+    head = _norm(mk.dot(n, w), head_gain, eps)
+    return rotate(head, cos, sin).astype(x.dtype)
 
 
 @mk.task
@@ -92,7 +92,6 @@ def gate_up(
 
     x, y: [B, h], y_gain, gain: [h], gate, up: [R, h] -> [B, R] in x.dtype.
     """
-    n = _norm(_sum(x, y, y_gain, eps), gain, eps)
-    gated = mk.dot(n, gate).astype(x.dtype).astype(jnp.float32)
-    gated = jax.nn.gelu(gated, approximate=True).astype(x.dtype)
-    return gated * mk.dot(n, up).astype(x.dtype)
+    n = _norm(_sum(x, y, y_gain, eps), gain, eps).astype(gate.dtype)
+    gated = jax.nn.gelu(mk.dot(n, gate), approximate=True)
+    return (gated * mk.dot(n, up)).astype(x.dtype)

@@ -143,12 +143,13 @@ def test_parts_of_a_fold(
     q, k, v, *new = attention_values
     want = attention(q, k[:n], v[:n], *new)
     k, v = (np.where(np.arange(ROWS)[:, None] < n, x, np.nan) for x in (k, v))
-    blocks = -(-n // BLOCK)
+    blocks, values = -(-n // BLOCK), (q, k, v, *new)
 
     @functools.partial(jax.jit, static_argnums=0)
     def run(p: int, first: Array, count: Array) -> list[Array]:
         streams = {i: Operand(x, (count, None), first) for i, x in ((1, k), (2, v))}
-        return run_partial(attention_task, {0: Operand(q), **streams}, (), p)
+        rest = {i: Operand(values[i]) for i in attention_task.before if i not in (1, 2)}
+        return run_partial(attention_task, {**rest, **streams}, (), p)
 
     cuts: list[list[Array]] = []
     for p in range(parts):
@@ -156,7 +157,7 @@ def test_parts_of_a_fold(
         last = min(n, (p + 1) * blocks // parts * BLOCK)
         cuts.append(run(p, first, last - first))
     joined = [jnp.stack(c) for c in zip(*cuts, strict=True)]
-    after = {i: Operand(x) for i, x in enumerate((q, k, v, *new)) if i not in (1, 2)}
+    after = {i: Operand(values[i]) for i in attention_task.after}
     close(run_combine(attention_task, after, (), joined)[:1], [want])
 
 

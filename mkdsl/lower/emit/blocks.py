@@ -228,7 +228,7 @@ def loads(block: Block, layout: Layout, eval_: Eval) -> list[Copy]:
     if _aligned(where):
         index = place_index(where, eval_, block.columns, (0, block.padded))
         return [Copy(False, (), name, index)]
-    if block.columns != 8:
+    if block.columns != 8 and block.padded != 64:
         raise PlanError(
             f"{name}: a block of {block.columns} columns does not start at a multiple "
             f"of 8 rows, or {list(layout.view)} does not divide by (8, 64)",
@@ -236,7 +236,9 @@ def loads(block: Block, layout: Layout, eval_: Eval) -> list[Copy]:
             "give the columns a dimension of their own, of 8 or a multiple of 8",
         )
     return [
-        Copy(True, (at // 64,), name, place_index(where, eval_, 8, (at, 64)))
+        Copy(
+            True, (at // 64,), name, place_index(where, eval_, block.columns, (at, 64))
+        )
         for at in range(0, block.padded, 64)
     ]
 
@@ -275,8 +277,17 @@ def column_copies(
 
 
 def plain_result(block: Block, layout: Layout) -> bool:
-    """True if a result is written in another view of its array, row by row."""
-    return not block.wide and block.operand.access.view != layout.view
+    """True if a result is written row by row: in another view of its array, or to a
+    piece of its rows that is no multiple of 64 features."""
+    access = block.operand.access
+    return not block.wide and (access.view != layout.view or _inside_rows(block))
+
+
+def _inside_rows(block: Block) -> bool:
+    access = block.operand.access
+    last, n = access.axes[-1], access.view[-1]
+    to_end = last.start.is_constant and int(last.start) + block.features == n
+    return block.features % 64 != 0 and not to_end
 
 
 def tiled_page(operand: Operand, layout: Layout, page: tuple[int, int]) -> bool:
@@ -301,10 +312,15 @@ def page_copies(
     eval_: Eval,
     *,
     tiled: bool,
+    pieces: int = 1,
 ) -> list[Copy]:
     """The copies of a page at `row`, `column` of a streamed block.
 
     Tiled: one copy into [rows, features]. Else one per 64 features into [rows, 64].
+
+    Args:
+        page: rows, and features of each of its pieces.
+        pieces: pieces of the depth that follow each other, each below the one before.
     """
     where = place(layout, operand)
     rows, features = page
@@ -312,9 +328,16 @@ def page_copies(
     return [
         Copy(
             not tiled,
-            (at // 64,),
+            (*(() if tiled else (at // 64,)), *_below(piece, rows, pieces)),
             layout.buffer.name,
-            place_index(where, eval_, rows, (column + at, step), row),
+            place_index(
+                where, eval_, rows, (column + piece * features + at, step), row
+            ),
         )
+        for piece in range(pieces)
         for at in range(0, features, step)
     ]
+
+
+def _below(piece: int, rows: int, pieces: int) -> tuple[Any, ...]:
+    return (pl.ds(piece * rows, rows),) if pieces > 1 else ()

@@ -45,7 +45,7 @@ from mkdsl.lower.emit.values import (
     is_tile,
     position,
 )
-from mkdsl.lower.pages import round_up
+from mkdsl.lower.pages import round_up, stacks
 
 Value = Any
 Ref = Any
@@ -57,6 +57,7 @@ class Emitter(TileOps):
     Args:
         columns: columns of the task, a multiple of 8.
         scratch: shared memory for computed operands and rolls, in order of use.
+        sums: shared memory for stacked products, in order of use.
         streams: where pages come from.
         extents: (parameter, axis) -> number of elements that exist.
         grid: grid indices.
@@ -67,6 +68,7 @@ class Emitter(TileOps):
         self,
         columns: int,
         scratch: Sequence[Ref],
+        sums: Sequence[Ref],
         streams: Streams,
         extents: Callable[[int, int], Value],
         grid: Sequence[Value],
@@ -74,11 +76,13 @@ class Emitter(TileOps):
     ) -> None:
         super().__init__(columns)
         self.scratch: Iterator[Ref] = iter(scratch)
+        self.sums: Iterator[Ref] = iter(sums)
         self.streams = streams
         self.extents, self.grid, self.first_part = extents, grid, first_part
         self.stored: dict[int, Ref] = {}
         self.parameters: dict[int, int] = {}
         self.in_place: dict[int, Ref] = {}
+        self.pieces: dict[int, Ref] = {}
 
     def run(
         self, equations: Sequence[Any], known: Mapping[Any, Value]
@@ -245,6 +249,9 @@ class Emitter(TileOps):
         if isinstance(w, PageBlock):
             return [self.block_dot(b, w)]
 
+        if w.rows < 64:
+            return [self.stacked_dot(b, w)]
+
         def pages(acc: Ref) -> Value:
             def step(chunks: Sequence[Ref], first: Any) -> None:
                 at = first
@@ -262,6 +269,63 @@ class Emitter(TileOps):
         out = pl.run_scoped(pages, plgpu.ACC((w.rows, self.columns), F32))
         self.streams.advance(w)
         return [out]
+
+    def stacked_dot(self, b: Ref, w: Pages) -> Value:
+        """A dot of fewer than 64 rows: pieces of the depth as rows (pages.stacks).
+
+        Row c * rows + r of a product has piece c of row r. Of its 8 columns for each
+        piece of b, those of piece c count. Eight columns of the task at a time.
+        """
+        n, groups = stacks(w.rows), self.columns // 8
+        view = self.pieces.get(id(b))
+
+        def multiply(acc: Ref, group: int, ref: Ref, first: Any, at: int) -> None:
+            """Add the product with features [at, at + n) of every piece."""
+            width = ref.shape[1]
+            if view is not None:
+                row = group * (view.shape[0] // groups) + lax.div(first, w.width) * 8
+                rows = pl.ds(pl.multiple_of(row, 8), 8 * n)
+                part = view.at[rows, pl.ds(at, width)]
+                plgpu.wgmma(acc, ref, part.transpose((1, 0)))
+                return
+            for c in range(n):
+                start = pl.multiple_of(first + c * w.width + at, 64)
+                part = b.at[pl.ds(8 * group, 8), pl.ds(start, width)]
+                plgpu.wgmma(acc.at[:, pl.ds(8 * c, 8)], ref, part.transpose((1, 0)))
+
+        def pages(*accs: Ref) -> Value:
+            def step(chunks: Sequence[Ref], first: Any) -> None:
+                at = 0
+                for ref in chunks:
+                    for group, acc in enumerate(accs):
+                        multiply(acc, group, ref, jnp.int32(first), at)
+                    at += ref.shape[1]
+                plgpu.wgmma_wait(0)
+
+            self.streams.dot(w, step)
+            return [acc[...] for acc in accs]
+
+        shape = plgpu.ACC((64, 8 * n), F32)
+        products = pl.run_scoped(pages, *[shape] * groups)
+        self.streams.advance(w)
+        return self.equal_pieces(products, w.rows)
+
+    def equal_pieces(self, products: Sequence[Value], rows: int) -> Value:
+        """The sum over pieces: row r + 8 columns of each piece -> row r, 8 columns."""
+        sums, n, row = next(self.sums), stacks(rows), position(0, 64, 8)
+        for group, product in enumerate(products):
+            own = product[:, :8]
+            for c in range(1, n):
+                own = jnp.where(row < c * rows, own, product[:, 8 * c : 8 * c + 8])
+            for start in (0, 64):
+                sums.at[pl.ds(start, 64), pl.ds(8 * group, 8)][...] = own
+        plgpu.commit_smem()
+        # Row r of piece 0 meets row r of the others; rows from `rows` on are padding.
+        shifted = [
+            plgpu.load(sums.at[pl.ds(c * rows, 64)], layout=WG, optimized=False)
+            for c in range(n)
+        ]
+        return functools.reduce(lax.add, shifted)
 
     def block_dot(self, b: Ref, w: PageBlock) -> Value:
         """A dot with a block of a fold, as it stands or transposed."""

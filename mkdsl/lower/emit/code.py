@@ -13,7 +13,13 @@ from mkdsl.lang.scratch import scratch_of, stored_in_place
 from mkdsl.lower.emit.blocks import Block, block_of, loads, tiled_page
 from mkdsl.lower.ir import Kind
 from mkdsl.lower.layout import Layout, Operand, operands, results
-from mkdsl.lower.pages import kind_streams, round_up, stream_operands, stream_page
+from mkdsl.lower.pages import (
+    kind_streams,
+    round_up,
+    stacks,
+    stream_operands,
+    stream_page,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,9 +47,19 @@ class Stream:
     tiled: bool
 
     @property
+    def stacks(self) -> int:
+        """Pieces of the depth in a page, see pages.stacks."""
+        return 1 if self.is_fold else stacks(self.page[0])
+
+    @property
+    def width(self) -> int:
+        """Features of a page, or of each of its pieces."""
+        return self.page[1] // self.stacks
+
+    @property
     def copies(self) -> int:
         """Copies of one page."""
-        return 1 if self.tiled else self.page[1] // 64
+        return self.stacks * (1 if self.tiled else self.width // 64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,6 +94,11 @@ class Code:
     extents: Mapping[tuple[int, int], Expr]
     arrivals: int
     in_place: Mapping[int, int]
+
+    @property
+    def stacked(self) -> tuple[int, ...]:
+        """Width of the pieces of every dot whose pages are stacked."""
+        return tuple(s.width for s in self.streams if s.stacks > 1)
 
     def stream_of(self, parameter: int) -> Stream:
         """The stream that reads a parameter of the task."""

@@ -41,7 +41,8 @@ class _Consumer:
         slot = lax.rem(g, self.kernel.ring)
         if s.tiled:
             return [ref.at[slot]]
-        rows = () if s.page[0] == ref.shape[2] else (pl.ds(0, s.page[0]),)
+        whole = s.page[0] == ref.shape[2] or s.stacks > 1
+        rows = () if whole else (pl.ds(0, s.page[0]),)
         return [ref.at[(slot, j, *rows)] for j in range(features // 64)]
 
     def take(self, g: Value) -> None:
@@ -57,7 +58,8 @@ class _Consumer:
 
         def page(p: Value, features: int) -> None:
             self.take(base + p)
-            step(self.chunks(base + p, s, features), first + p * s.page[1])
+            chunks = self.chunks(base + p, s, features // s.stacks)
+            step(chunks, first + p * s.page[1])
             self.give(base + p)
 
         def one(p: Value, carry: Value) -> Value:
@@ -122,9 +124,11 @@ class _Consumer:
         first = None
         if code.kind.mode == "partial" and code.kind.parts > 1:
             first = at.word(encode.PART) == 0
+        scratch = mem.scratch[code.index]
         emitter = Emitter(
             code.columns,
-            mem.scratch[code.index],
+            scratch[: len(code.scratch)],
+            scratch[len(code.scratch) :],
             self,
             self.extent,
             at.grid(len(code.kind.grid)),
@@ -137,6 +141,16 @@ class _Consumer:
         emitter.in_place = {
             v: blocks[code.kind.operands.index(p)] for v, p in code.in_place.items()
         }
+        if code.stacked and self.kernel.counters is not None:
+            # The interpreter gives the two views of a block memory of their own.
+            emitter.pieces = {
+                id(ref): view
+                for whole, views in (
+                    (mem.arena, mem.arena_pieces),
+                    (mem.scratch, mem.scratch_pieces),
+                )
+                for ref, view in zip(whole[code.index], views[code.index], strict=True)
+            }
         if code.kind.mode == "combine":
             known.update(self.joined(emitter, values[len(code.invars) :]))
         env = emitter.run(code.equations, known)
@@ -164,7 +178,10 @@ class _Consumer:
             index = code.kind.operands[i]
             # After the cut only the extents of a stream are left to use.
             combine = code.kind.mode == "combine"
-            return Pages(index, 0 if combine else code.stream_of(index).page[0])
+            if combine:
+                return Pages(index, 0)
+            s = code.stream_of(index)
+            return Pages(index, s.page[0], s.width)
         return ref if o.parts else resident(code.blocks[i], ref)
 
     def joined(self, emitter: Emitter, refs: Sequence[Ref]) -> dict[Any, Value]:

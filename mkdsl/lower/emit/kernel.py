@@ -32,7 +32,7 @@ from mkdsl.lower.emit.timestamps import STAMPS
 from mkdsl.lower.encode import BLOCK_WORDS, Encoded, encode
 from mkdsl.lower.ir import KernelPlan
 from mkdsl.lower.layout import Layout, plan_layouts
-from mkdsl.lower.pages import round_up
+from mkdsl.lower.pages import STACK_ROWS, round_up
 
 Array = Any
 Ref = Any
@@ -222,17 +222,31 @@ class Launcher:
             [result_types(b, self.layouts[b.operand.access.buffer]) for b in c.results]
             for c in self.codes
         ]
-        scratch = [[_scratch_type(s, c.columns) for s in c.scratch] for c in self.codes]
+        scratch = [
+            [
+                *(_scratch_type(s, c.columns) for s in c.scratch),
+                *(plgpu.SMEM((STACK_ROWS, c.columns), jnp.float32) for _ in c.stacked),
+            ]
+            for c in self.codes
+        ]
         return [
             plgpu.RefUnion(*self._ring_types()),
             _union(
-                [[t for t, _ in g] for g in arena], [[r for _, r in g] for g in arena]
+                [[t for t, _ in g] for g in arena],
+                [[r for _, r in g] for g in arena],
+                [
+                    _pieces(c, [t for t, _ in g])
+                    for c, g in zip(self.codes, arena, strict=True)
+                ],
             ),
             _union(
                 [[t for t, _ in g] for g in staging],
                 [[r for _, r in g] for g in staging],
             ),
-            _union(scratch, []),
+            _union(
+                scratch,
+                [_pieces(c, g) for c, g in zip(self.codes, scratch, strict=True)],
+            ),
         ]
 
     def _body(self, words_gmem: Ref, scalars_gmem: Ref, *refs: Ref) -> None:
@@ -304,7 +318,9 @@ class Launcher:
             },
             arena[:n],
             arena[n : 2 * n],
+            arena[2 * n :],
             scratch[:n],
+            scratch[n:],
             staging[:n],
             staging[raw * n : (raw + 1) * n],
             full,
@@ -351,10 +367,24 @@ def _scratch_type(s: Any, columns: int) -> Any:
     return plgpu.SMEM((columns, padded), jnp.bfloat16, transforms=TILED)
 
 
-def _union(tiled: list[list[Any]], raw: list[list[Any]]) -> Any:
+def _pieces(code: Code, types: list[Any]) -> list[Any]:
+    """The same memory with tiles as pieces of features, for stacked products."""
+    if not code.stacked:
+        return []
+    width = code.stacked[0]
+
+    def pieces(t: Any) -> Any:
+        tile = t.transforms == TILED and t.shape[1] % width == 0
+        shape = (t.shape[0] * t.shape[1] // width, width) if tile else t.shape
+        return plgpu.SMEM(shape, t.dtype, transforms=t.transforms)
+
+    return [pieces(t) for t in types]
+
+
+def _union(*views: list[list[Any]]) -> Any:
     """One memory for all kinds; a kind that needs none gets a little."""
     little = plgpu.SMEM((32,), jnp.int32)
-    return plgpu.RefUnion(*[group or [little] for group in (*tiled, *raw)])
+    return plgpu.RefUnion(*[group or [little] for view in views for group in view])
 
 
 def _scalar_reads(code: Code) -> Iterator[str]:

@@ -60,8 +60,17 @@ class _Loader:
         layout = code.layouts[operand.access.buffer]
 
         def page(p: Value, features: int, g: Value) -> Value:
-            shape, column = (s.page[0], features), p * s.page[1]
-            copies = page_copies(operand, layout, shape, 0, column, at, tiled=s.tiled)
+            shape = s.page[0], features // s.stacks
+            copies = page_copies(
+                operand,
+                layout,
+                shape,
+                0,
+                p * s.page[1],
+                at,
+                tiled=s.tiled,
+                pieces=s.stacks,
+            )
             return self.issue(g, s, copies)
 
         g = lax.fori_loop(0, s.full_pages, lambda p, g: page(p, s.page[1], g), g)
@@ -113,7 +122,7 @@ def _page_target(kernel: Kernel, s: Stream, slot: Value, copy: Copy) -> Ref:
     """Where a copy of a page goes."""
     mem, rows = kernel.memory, s.page[0]
     if s.tiled:
-        return mem.pages[slot_rows(rows), True].at[slot]
+        return mem.pages[slot_rows(rows), True].at[(slot, *copy.shared)]
     ref = mem.raw_pages[slot_rows(rows)]
-    part = () if rows == ref.shape[2] else (pl.ds(0, rows),)
-    return ref.at[(slot, *copy.shared, *part)]
+    whole = rows == ref.shape[2] or s.stacks > 1
+    return ref.at[(slot, *copy.shared, *(() if whole else (pl.ds(0, rows),)))]

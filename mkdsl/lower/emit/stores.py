@@ -47,13 +47,13 @@ def stores(
         return [c._replace(guard=guard) for c in found]
     if block.wide:
         return _vector_stores(block, layout, eval_)
-    if plain_result(block, layout) and flat and _one_run(block, layout):
+    if operand.access.view != layout.view and flat and _one_run(block, layout):
         where = next(rows_in_view(layout, operand))
         return [
             Copy(True, (pl.ds(*span),), name, place_index(where, eval_, 1, span), guard)
             for span in split_spans(block.rows * block.features, MAX_COPY)
         ]
-    if plain_result(block, layout):
+    if operand.access.view != layout.view:
         return [
             Copy(
                 False,
@@ -66,18 +66,27 @@ def stores(
             for span in split_spans(block.features, MAX_COPY)
         ]
     where = place(layout, operand, written=True)
-    feature = where.axis("feature")
-    assert feature is not None
-    whole = feature.start.is_constant and int(feature.start) + block.features
-    if block.features % 64 and whole != feature.dim:
-        raise PlanError(
-            f"{name}: blocks of {block.features} features are written inside rows of "
-            f"{feature.dim}",
-            operand.access.src,
-            "write multiples of 64 features, or whole rows",
-        )
     rows = block.rows
     make = place_index if where.axis("row") is not None else _row_index
+    if plain_result(block, layout):
+        if block.features % 8:
+            raise PlanError(
+                f"{name}: blocks of {block.features} features are written inside rows "
+                f"of {operand.access.view[-1]}",
+                operand.access.src,
+                "write multiples of 8 features, or whole rows",
+            )
+        return [
+            Copy(
+                False,
+                (pl.ds(r, 1), pl.ds(*span)),
+                name,
+                make(where, eval_, 1, span, row=r),
+                guard,
+            )
+            for r in range(rows)
+            for span in split_spans(block.features, MAX_COPY)
+        ]
     return [
         Copy(
             True,
@@ -113,8 +122,10 @@ def _vector_stores(block: Block, layout: Layout, eval_: Eval) -> list[Copy]:
     ]
 
 
-def _row_index(where: Place, eval_: Eval, rows: int, feature: tuple[int, int]) -> Any:
-    """As index, with the merged leading dimension for the only row."""
+def _row_index(
+    where: Place, eval_: Eval, rows: int, feature: tuple[int, int], row: int = 0
+) -> Any:
+    """As place_index, with the merged leading dimension for the only row."""
     lead, *rest = place_index(where, eval_, rows, feature)
     return (pl.ds(lead, 1), *rest)
 

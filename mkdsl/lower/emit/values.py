@@ -52,10 +52,16 @@ class Tile(NamedTuple):
 
 
 class Pages(NamedTuple):
-    """A streamed operand that still is to come: parameter, padded rows of its dot."""
+    """A streamed operand that still is to come.
+
+    Attributes:
+        rows: rows of a page of its dot.
+        width: features of a page, or of each of its pieces (pages.stacks).
+    """
 
     parameter: int
     rows: int
+    width: int = 0
 
 
 class PageBlock(NamedTuple):
@@ -70,7 +76,10 @@ class Streams(Protocol):
     """How a body gets its pages; the consumer role is one."""
 
     def dot(self, pages: Pages, step: Callable[[Sequence[Ref], Any], None]) -> None:
-        """Call step(chunks, first feature of operand B) for every page in order."""
+        """Call step(chunks, first feature of operand B) for every page in order.
+
+        chunks: the page as [max(64, rows), n] blocks of features.
+        """
         ...
 
     def fold(

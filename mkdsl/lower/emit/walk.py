@@ -32,7 +32,10 @@ KERNEL_OPS = Ops(lax.div, lax.rem, lax.min, lax.max)
 
 
 class Memory(NamedTuple):
-    """References of one SM, by what they hold; lists have one entry per kind."""
+    """References of one SM, by what they hold; lists have one entry per kind.
+
+    Memory in other forms: `raw_` as copies see it, `_pieces` as stacked products do.
+    """
 
     arrays: dict[str, Ref]
     words: Ref
@@ -41,7 +44,9 @@ class Memory(NamedTuple):
     raw_pages: dict[int, Ref]
     arena: Sequence[Sequence[Ref]]
     raw_arena: Sequence[Sequence[Ref]]
+    arena_pieces: Sequence[Sequence[Ref]]
     scratch: Sequence[Sequence[Ref]]
+    scratch_pieces: Sequence[Sequence[Ref]]
     staging: Sequence[Sequence[Ref]]
     raw_staging: Sequence[Sequence[Ref]]
     full: Ref
