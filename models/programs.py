@@ -26,7 +26,7 @@ type Array = Any
 """An array of the program."""
 
 # Candidates that one argmax task reads: its operands stay in shared memory as a whole.
-MOST_CANDIDATES = 512
+MOST_CANDIDATES = 128
 
 
 def twice(kind: Rope, head_dim: int) -> Any:

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 
 from mkdsl.errors import MkdslError, SrcInfo, TraceError, caller, defined_at, raised_at
 from mkdsl.lang.body import Body, make_body, without_cut
+from mkdsl.lang.pieces import depth_in_pieces
 from mkdsl.lang.primitives import dot_p, extent_p, fold_p
 from mkdsl.lang.program import (
     Dot,
@@ -189,6 +190,7 @@ def _describe(
         streams=streams,
         scratch=planned_scratch(body, columns),
         cut=body.cut,
+        long=depth_in_pieces(body, params, streams, columns),
         before=tuple(sorted(body.operands(body.before, cut_ins))),
         after=tuple(sorted(body.operands(body.after, body.outvars))),
         body=body,

@@ -34,8 +34,9 @@ from mkdsl.lower.check_pages import check_pages
 from mkdsl.lower.cost import kind_cost, stage_ns
 from mkdsl.lower.ir import Kind, Task, TaskGraph
 from mkdsl.lower.machine import Machine
-from mkdsl.lower.pages import columns_features, tile_bytes
+from mkdsl.lower.pages import PIECES, columns_features, tile_bytes
 from mkdsl.lower.parts import Site, legal_parts, site_of
+from mkdsl.lower.pieces import calls_in_pieces, long_operands
 from mkdsl.lower.plan_pages import RESERVED_BYTES, kind_plan
 
 # The model is about a tenth below what was measured (a step of 571 pages of 940 ns per
@@ -73,6 +74,8 @@ def decompose(
     """
     options = options or DecomposeOptions()
     known = {b.name: b for b in program.buffers}
+    forced = [name for name, _ in options.splits]
+    pieces = calls_in_pieces(program, machine.page_bytes, without=forced)
     for call in program.calls():
         check_pages(call, known, machine)
     _check_names(program, options)
@@ -84,7 +87,7 @@ def decompose(
         shared: dict[tuple[object, ...], tuple[int, ...]] = {}
         for variant in calls:
             mine: list[tuple[object, ...]] = []
-            for call, site in _sites(variant, layers, known, machine, options):
+            for call, site in _sites(variant, layers, known, machine, options, pieces):
                 parts = site.kinds[0].parts
                 key = (call.task, call.grid, call.ins, call.outs, parts)
                 if key not in shared or key in mine:
@@ -136,12 +139,17 @@ def _sites(
     known: Mapping[str, Buffer],
     machine: Machine,
     options: DecomposeOptions,
+    pieces: frozenset[str],
 ) -> Iterator[tuple[Call, Site]]:
     for stage in _stages(calls):
         ways = [
             [
-                site_of(call, parts, layers)
-                for parts in _parts_to_try(call, machine, options)
+                site_of(call, parts, layers, pieces=call.name in pieces)
+                for parts in (
+                    (1,)
+                    if call.name in pieces
+                    else _parts_to_try(call, machine, options)
+                )
             ]
             for call in stage
         ]
@@ -208,7 +216,8 @@ def _resident_bytes(kind: Kind, known: Mapping[str, Buffer], machine: Machine) -
         return kept + RESERVED_BYTES
     return sum(
         tile_bytes(*columns_features(access.shape), known[access.buffer].dtype)
-        for access, i in zip(kind.ins, kind.operands, strict=True)
+        // (PIECES if kind.pieces and n in long_operands(kind) else 1)
+        for n, (access, i) in enumerate(zip(kind.ins, kind.operands, strict=True))
         if kind.task.params[i].use == "tile"
     )
 

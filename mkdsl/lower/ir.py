@@ -43,6 +43,7 @@ class Kind:
             those of `operands`, then one per accumulator or carry (all parts).
         operands: index of each of `ins` among the parameters of the task.
         outs: results of this mode.
+        pieces: whether its long operands are in pieces (lower/pieces.py).
         accesses of a partial kind may use the variable `part`.
     """
 
@@ -54,6 +55,7 @@ class Kind:
     operands: tuple[int, ...]
     ins: tuple[Access, ...]
     outs: tuple[Access, ...]
+    pieces: bool = False
     src: SrcInfo = field(default=NO_SRC, compare=False)
 
 

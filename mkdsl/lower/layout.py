@@ -24,6 +24,7 @@ from mkdsl.lang.expr import Expr, expr
 from mkdsl.lang.program import Access, Axis, Buffer, Param
 from mkdsl.lower.ir import Kind
 from mkdsl.lower.pages import accumulators, round_up
+from mkdsl.lower.pieces import buffers_in_pieces, in_pieces, long_operands, one_row
 
 # A bulk load moves a multiple of 128 bytes (Mosaic, one warpgroup): 32 columns.
 COLUMN_PAD = 32
@@ -107,10 +108,20 @@ def handed_on(kind: Kind) -> tuple[Param, ...]:
     )
 
 
-def operands(kind: Kind) -> tuple[Operand, ...]:
-    """Operands of a kind in the order of `kind.ins`."""
+def operands(kind: Kind, pieced: frozenset[str]) -> tuple[Operand, ...]:
+    """Operands of a kind in the order of `kind.ins`.
+
+    Args:
+        pieced: buffers in pieces.
+    """
     own = [kind.task.params[i] for i in kind.operands]
     found = [Operand(_seen(p, a), a) for p, a in zip(own, kind.ins, strict=False)]
+    long = long_operands(kind) if kind.pieces else ()
+    for n, o in enumerate(found):
+        if o.access.buffer in pieced:
+            access = in_pieces(o.access, n in long)
+            param = replace(o.param, shape=access.shape) if n in long else o.param
+            found[n] = Operand(param, access)
     if kind.mode == "combine":
         rest = kind.ins[len(own) :]
         pairs = zip(handed_on(kind), rest, strict=True)
@@ -125,10 +136,17 @@ def _seen(param: Param, access: Access) -> Param:
     return replace(param, shape=(*param.shape[:-1], access.shape[-1]))
 
 
-def results(kind: Kind) -> tuple[Operand, ...]:
-    """Results of a kind in the order of `kind.outs`."""
+def results(kind: Kind, pieced: frozenset[str]) -> tuple[Operand, ...]:
+    """Results of a kind in the order of `kind.outs`.
+
+    Args:
+        pieced: buffers in pieces.
+    """
     own = handed_on(kind) if kind.mode == "partial" else kind.task.results
-    return tuple(Operand(p, a) for p, a in zip(own, kind.outs, strict=True))
+    return tuple(
+        Operand(p, in_pieces(a, long=False) if a.buffer in pieced and one_row(a) else a)
+        for p, a in zip(own, kind.outs, strict=True)
+    )
 
 
 def _column_axis(o: Operand) -> int | None:
@@ -153,11 +171,12 @@ def plan_layouts(
     """
     reads: dict[str, list[Operand]] = {}
     writes: dict[str, list[Operand]] = {}
+    pieced = buffers_in_pieces(kinds)
     for kind in kinds:
-        for o in operands(kind):
+        for o in operands(kind, pieced):
             if o.param.use != "scalar":
                 reads.setdefault(o.access.buffer, []).append(o)
-        for o in results(kind):
+        for o in results(kind, pieced):
             writes.setdefault(o.access.buffer, []).append(o)
     table = {b.name: b for b in buffers}
     return {

@@ -23,6 +23,9 @@ ALIGNMENT = 1024
 # Columns beyond 256 need several copies: one asynchronous copy takes at most 256
 # elements along each dimension (gpu_facts.md, pitfalls).
 MAX_PAGE_COLUMNS = 256
+# A row of one column may be seen as pieces of so many features (lower/pieces.py); a
+# matrix operand has a multiple of so many of them.
+PIECE, PIECES = 256, 8
 # Rows of the scratch in which the pieces of a stacked product are added up: each of 64
 # rows twice, so that they can be read with any offset.
 STACK_ROWS = 128

@@ -59,12 +59,28 @@ def _most_blocks(call: Call, fold: Fold) -> int:
     return max(cdiv(call.ins[i].shape[0], fold.block) for i in fold.operands)
 
 
-def site_of(call: Call, parts: int, layers: int | None) -> Site:
+def site_of(
+    call: Call, parts: int, layers: int | None, *, pieces: bool = False
+) -> Site:
+    """The kinds of a call in so many parts.
+
+    Args:
+        pieces: whether its long operands are in pieces, if it is whole.
+    """
     task = call.task
     if parts == 1:
         every = tuple(range(len(call.ins)))
         full = Kind(
-            call.name, "full", 1, task, call.grid, every, call.ins, call.outs, call.src
+            call.name,
+            "full",
+            1,
+            task,
+            call.grid,
+            every,
+            call.ins,
+            call.outs,
+            pieces,
+            call.src,
         )
         return Site((full,))
     temps, outs, ins = _between(call, parts, layers)
@@ -78,7 +94,7 @@ def site_of(call: Call, parts: int, layers: int | None) -> Site:
         task.before,
         tuple(cuts.get(i, call.ins[i]) for i in task.before),
         outs,
-        call.src,
+        src=call.src,
     )
     combine = Kind(
         call.name,
@@ -89,7 +105,7 @@ def site_of(call: Call, parts: int, layers: int | None) -> Site:
         task.after,
         (*(call.ins[i] for i in task.after), *ins),
         call.outs,
-        call.src,
+        src=call.src,
     )
     return Site((partial, combine), temps)
 

@@ -20,7 +20,7 @@ import math
 from dataclasses import dataclass, replace
 
 from mkdsl.errors import PlanError
-from mkdsl.lang.program import ITEM_BYTES, Param
+from mkdsl.lang.program import ITEM_BYTES, Param, TaskDef
 from mkdsl.lower.encode import instruction_bytes
 from mkdsl.lower.ir import KernelPlan, Kind, KindPlan, Schedule
 from mkdsl.lower.machine import Machine
@@ -38,6 +38,7 @@ from mkdsl.lower.pages import (
     tile_bytes,
     vector_bytes,
 )
+from mkdsl.lower.pieces import long_operands
 
 # Mosaic allows at most 32 barriers in one group (gpu_facts.md, pitfalls).
 MAX_BARRIERS = 32
@@ -115,9 +116,14 @@ def kind_plan(kind: Kind, machine: Machine) -> KindPlan:
     params = kind.task.params
     crossing = sum(tile_bytes(*size, dtype) for size, dtype in accumulators(kind.task))
     # A partial kind has a part of an operand: the shape is that of its access.
+    long = long_operands(kind) if kind.pieces else ()
     arena = sum(
-        param_bytes(replace(params[operand], shape=access.shape))
-        for operand, access in zip(kind.operands, kind.ins, strict=False)
+        long_bytes(kind.task)
+        if n in long
+        else param_bytes(replace(params[operand], shape=access.shape))
+        for n, (operand, access) in enumerate(
+            zip(kind.operands, kind.ins, strict=False)
+        )
     )
     if kind.mode == "combine":
         arena += sum(
@@ -150,6 +156,11 @@ def result_bytes(param: Param, columns: int) -> int:
     return param_bytes(param)
 
 
+def long_bytes(task: TaskDef) -> int:
+    """Bytes of a row of one column in pieces."""
+    return aligned(task.long * ITEM_BYTES["bfloat16"])
+
+
 def _scratch_bytes(kind: Kind, page_bytes: int) -> int:
     columns, total = kind.task.columns, 0
     for scratch in kind.task.scratch:
@@ -157,6 +168,8 @@ def _scratch_bytes(kind: Kind, page_bytes: int) -> int:
             continue
         if scratch.use == "roll":
             total += tile_bytes(columns, 2 * round_up(scratch.features, 64), "float32")
+        elif kind.pieces and scratch.features == kind.task.long:
+            total += long_bytes(kind.task)
         else:
             total += tile_bytes(columns, scratch.features, "bfloat16")
     return total + tile_bytes(columns, STACK_ROWS, "float32") * stacked_dots(

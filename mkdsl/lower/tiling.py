@@ -12,7 +12,7 @@ Source: a step of Llama-3.2-1B (docs/performance_log.md).
 
 from mkdsl.lang.expr import cdiv
 from mkdsl.lower.machine import H200, Machine
-from mkdsl.lower.pages import dot_page, tile_bytes
+from mkdsl.lower.pages import PIECE, PIECES, dot_page, tile_bytes
 
 TILES = (64, 32, 16)
 LEAST_GAIN = 0.05
@@ -38,10 +38,12 @@ def projection_rows(
     A depth that has to be split, because a task has no room for the whole of its other
     operand, is split for balance as well.
 
-    >>> projection_rows(2048, 8192, 1)
-    64
+    >>> projection_rows(2048, 8192, 8), projection_rows(2048, 8192, 1)
+    (64, 16)
     """
-    if tile_bytes(columns, depth, "bfloat16") > machine.smem_bytes // 3:
+    in_pieces = columns == 1 and depth % (PIECE * PIECES) == 0
+    resident = tile_bytes(columns, depth, "bfloat16") // (PIECES if in_pieces else 1)
+    if resident > machine.smem_bytes // 3:
         return TILES[0]
     best, best_ns = TILES[0], float("inf")
     for rows in TILES:

@@ -17,6 +17,7 @@ from a row that is no multiple of 8 returns other rows).
 # pyright: reportAbstractUsage=false
 # (Pallas is typed in part.)
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -33,7 +34,7 @@ from mkdsl.lower.layout import (
     Place,
     place,
 )
-from mkdsl.lower.pages import columns_features, round_up
+from mkdsl.lower.pages import PIECE, columns_features, round_up
 
 Ref = Any
 Value = Any
@@ -46,13 +47,18 @@ MAX_COPY = 256
 
 
 class Block(NamedTuple):
-    """How one operand or result lies in shared memory."""
+    """How one operand or result lies in shared memory.
+
+    Attributes:
+        long: it is in pieces, one of which is a column of the block.
+    """
 
     operand: Operand
     columns: int
     features: int
     padded: int
     wide: bool
+    long: bool = False
 
     @property
     def rows(self) -> int:
@@ -80,14 +86,17 @@ class Block(NamedTuple):
         return not self.vector and self.features == 1
 
 
-def block_of(operand: Operand, task_columns: int) -> Block:
+def block_of(operand: Operand, task_columns: int, long: int = 0) -> Block:
     """The form of an operand or result.
+
+    Args:
+        long: features of those that are in pieces.
 
     Raises:
         PlanError: a form that the kernel has not.
     """
     param = operand.param
-    columns, features = columns_features(param.shape)
+    _, features = columns_features(param.shape)
     padded = round_up(features, 64) if features > 1 else 1
     wide = jnp.dtype(param.dtype).itemsize == 4
     if not wide and (features == 1 or param.dtype not in ("bfloat16", "float16")):
@@ -96,12 +105,16 @@ def block_of(operand: Operand, task_columns: int) -> Block:
             operand.access.src,
             "columns [N, 1] are float32 or int32, tiles bfloat16 or float32",
         )
-    columns = round_up(task_columns, 8)
-    return Block(operand, columns, features, padded, wide)
+    if long and math.prod(param.shape) == long:
+        return Block(operand, long // PIECE, PIECE, PIECE, wide=False, long=True)
+    return Block(operand, round_up(task_columns, 8), features, padded, wide)
 
 
 def resident_types(block: Block, layout: Layout) -> tuple[Any, Any]:
     """(tiled, raw) shared memory of a resident operand."""
+    if block.vector and block.long:
+        pieces = plgpu.SMEM((block.columns, PIECE), block.dtype)
+        return pieces, pieces
     if block.vector:
         flat = plgpu.SMEM((block.padded,), block.dtype)
         if not layout.chunk:
@@ -216,6 +229,11 @@ def loads(block: Block, layout: Layout, eval_: Eval) -> list[Copy]:
             for c in copies
         ]
     where = place(layout, operand)
+    if block.vector and block.long and layout.chunk != PIECE:
+        return [
+            Copy(False, (k,), name, place_index(where, eval_, 1, (k * PIECE, PIECE)))
+            for k in range(block.columns)
+        ]
     if block.vector:
         if layout.chunk:
             *lead, _ = place_index(where, eval_, 1, (0, block.features))

@@ -38,6 +38,7 @@ from mkdsl.lower.emit.values import (
     I32,
     REDUCE,
     WG,
+    Long,
     PageBlock,
     Pages,
     Streams,
@@ -45,7 +46,7 @@ from mkdsl.lower.emit.values import (
     is_tile,
     position,
 )
-from mkdsl.lower.pages import round_up, stacks
+from mkdsl.lower.pages import PIECE, round_up, stacks
 
 Value = Any
 Ref = Any
@@ -107,6 +108,8 @@ class Emitter(TileOps):
             extent_p: self.extent,
             program_id_p: lambda e: [self.grid[e.params["axis"]]],
         }
+        if any(isinstance(x, Long) for x in ins) and e.primitive is not dot_p:
+            return [self.long(e, ins)]
         if e.primitive in special:
             return special[e.primitive](e, *ins)
         if name in RENAMES:
@@ -130,12 +133,37 @@ class Emitter(TileOps):
             )
         return [others[name](e, *ins)]
 
-    def elementwise(self, e: Any, args: list[Value]) -> Value:
+    def long(self, e: Any, ins: list[Value]) -> Value:
+        """An operation on rows in pieces: what lang/pieces.py lets through."""
         name = e.primitive.name
-        op = EXPANDED.get(name)
+        if name in RENAMES:
+            return ins[0]
+        if name in REDUCE:
+            reduce, _ = REDUCE[name]
+            return reduce(reduce(ins[0].value, axis=1), axis=0)
+        op = self.operation(e)
+
+        def make() -> Value:
+            (shape,) = {x.value.shape for x in ins if isinstance(x, Long)}
+            whole = [
+                x.value
+                if isinstance(x, Long)
+                else plgpu.layout_cast(jnp.broadcast_to(x, shape), WG)
+                for x in ins
+            ]
+            return op(*whole)
+
+        return Long(make)
+
+    def operation(self, e: Any) -> Callable[..., Value]:
+        """An elementwise equation as a function of arrays."""
+        name = e.primitive.name
         if name == "convert_element_type" and e.outvars[0].aval.dtype == bool:
-            op = lambda x: x != jnp.zeros((), x.dtype)  # noqa: E731
-        op = op or functools.partial(e.primitive.bind, **e.params)
+            return lambda x: x != jnp.zeros((), x.dtype)
+        return EXPANDED.get(name) or functools.partial(e.primitive.bind, **e.params)
+
+    def elementwise(self, e: Any, args: list[Value]) -> Value:
+        op = self.operation(e)
         if any(map(is_tile, args)):
             features = e.outvars[0].aval.shape[-1]
             return self.tile(
@@ -225,12 +253,16 @@ class Emitter(TileOps):
 
     def operand(self, v: Any, x: Value) -> Ref:
         """A value as operand B: its block, or stored to shared memory, once."""
-        if isinstance(x, Tile) and x.ref is not None:
+        if isinstance(x, Tile | Long) and x.ref is not None:
             return x.ref
         if id(v) in self.stored:
             return self.stored[id(v)]
         place = self.in_place.get(id(v))
         ref = self.stored[id(v)] = next(self.scratch) if place is None else place
+        if isinstance(x, Long):
+            ref.transpose((1, 0))[...] = x.value.astype(ref.dtype)
+            plgpu.commit_smem()
+            return ref
         features = v.aval.shape[-1]
         padded = round_up(features, 64)
 
@@ -249,11 +281,13 @@ class Emitter(TileOps):
         if isinstance(w, PageBlock):
             return [self.block_dot(b, w)]
 
+        if isinstance(x, Long):
+            return [self.long_dot(b, w)]
         if w.rows < 64:
             return [self.stacked_dot(b, w)]
 
         def pages(acc: Ref) -> Value:
-            def step(chunks: Sequence[Ref], first: Any) -> None:
+            def step(chunks: Sequence[Ref], first: Any, none: Value) -> Value:
                 at = first
                 for ref in chunks:
                     # Pallas cannot slice a tiled array at a constant that is traced.
@@ -262,8 +296,9 @@ class Emitter(TileOps):
                     plgpu.wgmma(acc, ref, b.at[:, k].transpose((1, 0)))
                     at = at + ref.shape[1]
                 plgpu.wgmma_wait(0)
+                return none
 
-            self.streams.dot(w, step)
+            self.streams.dot(w, step, 0)
             return acc[...]
 
         out = pl.run_scoped(pages, plgpu.ACC((w.rows, self.columns), F32))
@@ -294,36 +329,78 @@ class Emitter(TileOps):
                 plgpu.wgmma(acc.at[:, pl.ds(8 * c, 8)], ref, part.transpose((1, 0)))
 
         def pages(*accs: Ref) -> Value:
-            def step(chunks: Sequence[Ref], first: Any) -> None:
+            def step(chunks: Sequence[Ref], first: Any, none: Value) -> Value:
                 at = 0
                 for ref in chunks:
                     for group, acc in enumerate(accs):
                         multiply(acc, group, ref, jnp.int32(first), at)
                     at += ref.shape[1]
                 plgpu.wgmma_wait(0)
+                return none
 
-            self.streams.dot(w, step)
+            self.streams.dot(w, step, 0)
             return [acc[...] for acc in accs]
 
         shape = plgpu.ACC((64, 8 * n), F32)
         products = pl.run_scoped(pages, *[shape] * groups)
         self.streams.advance(w)
-        return self.equal_pieces(products, w.rows)
-
-    def equal_pieces(self, products: Sequence[Value], rows: int) -> Value:
-        """The sum over pieces: row r + 8 columns of each piece -> row r, 8 columns."""
-        sums, n, row = next(self.sums), stacks(rows), position(0, 64, 8)
-        for group, product in enumerate(products):
+        row, owns = position(0, 64, 8), list[Value]()
+        for product in products:
             own = product[:, :8]
             for c in range(1, n):
-                own = jnp.where(row < c * rows, own, product[:, 8 * c : 8 * c + 8])
+                own = jnp.where(row < c * w.rows, own, product[:, 8 * c : 8 * c + 8])
+            owns.append(own)
+        return self.sum_of_pieces(owns, w.rows)
+
+    def long_dot(self, b: Ref, w: Pages) -> Value:
+        """A dot of one column whose left side lies in pieces, one of which is a column.
+
+        Of the products of a page with eight pieces of b, that with its own counts; in a
+        stacked page (pages.stacks) each piece of the depth has its own.
+        """
+        n = stacks(w.rows)
+        rows = w.rows * n
+        column = plgpu.broadcasted_iota(I32, (rows, 8), 1, layout=WG)
+        below = lax.div(position(0, rows, 8), jnp.int32(w.rows)) if n > 1 else 0
+
+        def step(chunks: Sequence[Ref], first: Any, total: Value) -> Value:
+            piece, inside = lax.div(first, PIECE), lax.rem(first, PIECE)
+            group = pl.ds(pl.multiple_of(lax.div(piece, 8) * 8, 8), 8)
+
+            def product(acc: Ref) -> Value:
+                at = 0
+                for ref in chunks:
+                    start = pl.multiple_of(inside + at, 64)
+                    part = b.at[group, pl.ds(start, ref.shape[1])]
+                    plgpu.wgmma(acc, ref, part.transpose((1, 0)))
+                    at += ref.shape[1]
+                plgpu.wgmma_wait(0)
+                return acc[...]
+
+            own = pl.run_scoped(product, plgpu.ACC((rows, 8), F32))
+            zero = plgpu.layout_cast(jnp.zeros((rows, 8), F32), WG)
+            mine = column == below + lax.rem(piece, 8)
+            return plgpu.layout_cast(total + jnp.where(mine, own, zero), WG)
+
+        zero = plgpu.layout_cast(jnp.zeros((rows, 8), F32), WG)
+        total = jnp.sum(self.streams.dot(w, step, zero), axis=1)
+        self.streams.advance(w)
+        every = lax.broadcast_in_dim(total, (rows, 8), (0,))
+        every = plgpu.layout_cast(every, WG)
+        return every if n == 1 else self.sum_of_pieces([every], w.rows)
+
+    def sum_of_pieces(self, owns: Sequence[Value], rows: int) -> Value:
+        """The sum over pieces of [pieces * rows, 8], for every 8 columns of the task:
+        [64, columns], of which the first `rows` rows count."""
+        sums = next(self.sums)
+        for group, own in enumerate(owns):
             for start in (0, 64):
                 sums.at[pl.ds(start, 64), pl.ds(8 * group, 8)][...] = own
         plgpu.commit_smem()
         # Row r of piece 0 meets row r of the others; rows from `rows` on are padding.
         shifted = [
             plgpu.load(sums.at[pl.ds(c * rows, 64)], layout=WG, optimized=False)
-            for c in range(n)
+            for c in range(stacks(rows))
         ]
         return functools.reduce(lax.add, shifted)
 

@@ -111,16 +111,21 @@ class Code:
 
 
 def code_of(
-    index: int, kind: Kind, layouts: Mapping[str, Layout], page_bytes: int
+    index: int,
+    kind: Kind,
+    layouts: Mapping[str, Layout],
+    page_bytes: int,
+    pieced: frozenset[str],
 ) -> Code:
     """Everything that the roles need to know of a kind."""
     body: Body = kind.task.body
     equations, outvars = _equations(kind, body)
     in_place = stored_in_place(equations, body.invars, outvars, kind.task.columns)
     columns = kind.task.columns
-    given = operands(kind)
+    given = operands(kind, pieced)
+    long = kind.task.long if kind.pieces else 0
     blocks = tuple(
-        None if o.param.use in ("scalar", "stream") else block_of(o, columns)
+        None if o.param.use in ("scalar", "stream") else block_of(o, columns, long)
         for o in given
     )
     return Code(
@@ -131,7 +136,7 @@ def code_of(
         operands=given,
         blocks=blocks,
         residents=tuple(b for b in blocks if b is not None),
-        results=tuple(block_of(o, columns) for o in results(kind)),
+        results=tuple(block_of(o, columns) for o in results(kind, pieced)),
         streams=tuple(_streams(kind, given, layouts, page_bytes)),
         scratch=_scratch(kind, body, equations, in_place),
         invars=tuple(body.invars[i] for i in kind.operands),

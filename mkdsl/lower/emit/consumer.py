@@ -51,27 +51,25 @@ class _Consumer:
     def give(self, g: Value) -> None:
         plgpu.barrier_arrive(self.kernel.memory.empty.at[lax.rem(g, self.kernel.ring)])
 
-    def dot(self, pages: Pages, step: Callable[..., None]) -> None:
-        """See body.Streams."""
+    def dot(self, pages: Pages, step: Callable[..., Value], carry: Value) -> Value:
+        """See values.Streams."""
         s, base = self.code.stream_of(pages.parameter), self.g
         first = self.at(s.first)
 
-        def page(p: Value, features: int) -> None:
+        def page(p: Value, features: int, carry: Value) -> Value:
             self.take(base + p)
             chunks = self.chunks(base + p, s, features // s.stacks)
-            step(chunks, first + p * s.page[1])
+            carry = step(chunks, first + p * s.page[1], carry)
             self.give(base + p)
-
-        def one(p: Value, carry: Value) -> Value:
-            page(p, s.page[1])
             return carry
 
-        lax.fori_loop(0, s.full_pages, one, 0)
-        if s.rest:
-            page(s.full_pages, s.rest)
+        carry = lax.fori_loop(
+            0, s.full_pages, lambda p, c: page(p, s.page[1], c), carry
+        )
+        return page(s.full_pages, s.rest, carry) if s.rest else carry
 
     def advance(self, pages: Pages) -> None:
-        """See body.Streams."""
+        """See values.Streams."""
         s = self.code.stream_of(pages.parameter)
         self.g = self.g + s.full_pages + (1 if s.rest else 0)
 
@@ -82,7 +80,7 @@ class _Consumer:
         step: Callable[..., list[Value]],
         carry: list[Value],
     ) -> list[Value]:
-        """See body.Streams."""
+        """See values.Streams."""
         s, base, n = self.code.stream_of(streams[0].parameter), self.g, len(streams)
         rows = s.page[0]
 

@@ -32,7 +32,8 @@ from mkdsl.lower.emit.timestamps import STAMPS
 from mkdsl.lower.encode import BLOCK_WORDS, Encoded, encode
 from mkdsl.lower.ir import KernelPlan
 from mkdsl.lower.layout import Layout, plan_layouts
-from mkdsl.lower.pages import STACK_ROWS, round_up
+from mkdsl.lower.pages import PIECE, STACK_ROWS, round_up
+from mkdsl.lower.pieces import buffers_in_pieces
 
 Array = Any
 Ref = Any
@@ -84,8 +85,9 @@ class Launcher:
         self.program = graph.program
         chunks = interpret is None
         self.layouts = plan_layouts(graph.buffers, graph.kinds, chunks=chunks)
+        pieced = buffers_in_pieces(graph.kinds)
         self.codes = [
-            code_of(i, k, self.layouts, plan.page_bytes)
+            code_of(i, k, self.layouts, plan.page_bytes, pieced)
             for i, k in enumerate(graph.kinds)
         ]
         self.encoded: Encoded = encode(plan)
@@ -224,7 +226,7 @@ class Launcher:
         ]
         scratch = [
             [
-                *(_scratch_type(s, c.columns) for s in c.scratch),
+                *(_scratch_type(s, c) for s in c.scratch),
                 *(plgpu.SMEM((STACK_ROWS, c.columns), jnp.float32) for _ in c.stacked),
             ]
             for c in self.codes
@@ -360,8 +362,10 @@ class Launcher:
                 run(kernel)
 
 
-def _scratch_type(s: Any, columns: int) -> Any:
-    padded = round_up(s.features, 64)
+def _scratch_type(s: Any, code: Code) -> Any:
+    columns, padded = code.columns, round_up(s.features, 64)
+    if s.use == "operand" and code.kind.pieces and s.features == code.kind.task.long:
+        return plgpu.SMEM((padded // PIECE, PIECE), jnp.bfloat16, transforms=TILED)
     if s.use == "roll":
         return plgpu.SMEM((2 * padded, columns), jnp.float32)
     return plgpu.SMEM((columns, padded), jnp.bfloat16, transforms=TILED)

@@ -1,5 +1,6 @@
 """Values of a body in the kernel: tiles on demand, pages, resident operands."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -51,6 +52,24 @@ class Tile(NamedTuple):
     ref: Ref = None
 
 
+class Long:
+    """A row of one column in pieces: made on demand, once, as [PIECE, pieces].
+
+    Attributes:
+        ref: the block in shared memory if it is an operand B of wgmma as it stands.
+    """
+
+    def __init__(self, make: Callable[[], Value], ref: Ref = None) -> None:
+        self._make, self.ref, self._value = make, ref, None
+
+    @property
+    def value(self) -> Value:
+        """The row in registers, in WGMMA layout."""
+        if self._value is None:
+            self._value = self._make()
+        return self._value
+
+
 class Pages(NamedTuple):
     """A streamed operand that still is to come.
 
@@ -75,8 +94,10 @@ class PageBlock(NamedTuple):
 class Streams(Protocol):
     """How a body gets its pages; the consumer role is one."""
 
-    def dot(self, pages: Pages, step: Callable[[Sequence[Ref], Any], None]) -> None:
-        """Call step(chunks, first feature of operand B) for every page in order.
+    def dot(
+        self, pages: Pages, step: Callable[[Sequence[Ref], Any, Value], Value], c: Value
+    ) -> Value:
+        """c = step(chunks, first feature of operand B, c) for every page in order.
 
         chunks: the page as [max(64, rows), n] blocks of features.
         """
@@ -119,6 +140,10 @@ def first_column(v: Value) -> Value:
 def resident(block: Block, ref: Ref) -> Value:
     """A resident operand as a value."""
     n = block.columns
+    if block.long:
+        pieces = ref.transpose((1, 0))
+        load = functools.partial(plgpu.load, pieces, layout=WG, optimized=False)
+        return Long(load, None if block.vector else ref)
     if block.column:
         return plgpu.load(ref.at[pl.ds(0, n)], layout=COLUMN, optimized=False)
 

@@ -72,6 +72,11 @@ def plain(x: Array, gain: Array, gate: Array, up: Array, down: Array) -> Array:
     ("rows", "batch", "inner", "hidden", "splits"),
     [
         (16, 1, 1024, 2048, ()),
+        # One row in pieces: of the depth in smem, and of the body.
+        (16, 1, 2048, 2048, ()),
+        (32, 1, 512, 2048, ()),
+        (64, 1, 2048, 4096, ()),
+        (256, 1, 4096, 2048, ()),
         (16, 3, 1024, 1024, ()),
         (16, 16, 1024, 1024, ()),
         (32, 8, 512, 512, ()),
