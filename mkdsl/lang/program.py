@@ -184,10 +184,10 @@ class TaskDef:
         cut: where the planner may split it: at the accumulators of its dots, at its
             fold, or nowhere.
         scratch: shared memory for values of the body.
-        long: depth of its dots if their left sides may be in pieces (lang/pieces.py),
-            or 0.
         before: operands that the part before the cut needs.
         after: operands that the part after the cut needs.
+        long: depth of its dots if their left sides may be in pieces (lang/pieces.py),
+            or 0.
         body: for the emitter and the interpreters; opaque to the compiler.
     """
 
@@ -199,9 +199,9 @@ class TaskDef:
     streams: tuple[Stream, ...]
     scratch: tuple[Scratch, ...] = ()
     cut: Cut = "none"
-    long: int = 0
     before: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
+    long: int = 0
     body: Any = field(default=None, compare=False, repr=False)
     src: SrcInfo = field(default=NO_SRC, compare=False)
 

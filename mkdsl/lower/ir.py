@@ -55,8 +55,8 @@ class Kind:
     operands: tuple[int, ...]
     ins: tuple[Access, ...]
     outs: tuple[Access, ...]
-    pieces: bool = False
     src: SrcInfo = field(default=NO_SRC, compare=False)
+    pieces: bool = False
 
 
 @dataclass(frozen=True, slots=True)

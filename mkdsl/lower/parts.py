@@ -79,8 +79,8 @@ def site_of(
             every,
             call.ins,
             call.outs,
-            pieces,
             call.src,
+            pieces,
         )
         return Site((full,))
     temps, outs, ins = _between(call, parts, layers)

@@ -187,7 +187,7 @@ def test_a_fold_with_a_merge_is_the_cut() -> None:
     carries = (((4, 1), F32), ((4, 1), F32), ((4, 64), F32))
     assert found.streams == (Fold((1, 2), 64, carries),)
     assert found.cut == "fold"
-    assert (found.before, found.after) == ((0, 1, 2), (0, 3, 4))
+    assert (found.before, found.after) == ((0, 1, 2, 3, 4), ())
     # The weights of a block are the left side of the second dot.
     assert found.scratch == (Scratch("operand", 64),)
 

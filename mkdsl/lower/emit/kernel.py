@@ -21,18 +21,18 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from mkdsl.lang.program import Access, Output
 from mkdsl.lower.emit import walk
-from mkdsl.lower.emit.blocks import RAW, TILED, resident_types, result_types
 from mkdsl.lower.emit.code import Code, check_streams, code_of
 from mkdsl.lower.emit.consumer import consumer
 from mkdsl.lower.emit.fetcher import fetcher
 from mkdsl.lower.emit.loader import loader
+from mkdsl.lower.emit.memory import memory_types, page_views
 from mkdsl.lower.emit.storer import storer
 from mkdsl.lower.emit.sync import Counters
 from mkdsl.lower.emit.timestamps import STAMPS
 from mkdsl.lower.encode import BLOCK_WORDS, Encoded, encode
 from mkdsl.lower.ir import KernelPlan
 from mkdsl.lower.layout import Layout, plan_layouts
-from mkdsl.lower.pages import PIECE, STACK_ROWS, round_up
+from mkdsl.lower.pages import round_up
 from mkdsl.lower.pieces import buffers_in_pieces
 
 Array = Any
@@ -191,66 +191,6 @@ class Launcher:
             for at in range(0, n, BLOCK_WORDS):
                 yield which, at, min(BLOCK_WORDS, n - at)
 
-    def _page_views(self) -> list[tuple[int, bool]]:
-        """(rows, tiled) of the views of the ring; the untiled ones come first."""
-        streams = [s for c in self.codes for s in c.streams]
-        views = {(walk.slot_rows(s.page[0]), s.tiled) for s in streams}
-        return sorted(views or {(64, True)}, key=lambda v: (v[1], v[0]))
-
-    def _ring_types(self) -> list[Any]:
-        """The views, then the untiled ones again as copies see them."""
-        ring, elements = self.plan.ring, self.plan.page_bytes // 2
-        types: list[Any] = []
-        for rows, tiled in self._page_views():
-            shape = (ring, rows, elements // rows)
-            if not tiled:
-                shape = (ring, elements // rows // 64, rows, 64)
-            types.append(plgpu.SMEM(shape, jnp.bfloat16, transforms=TILED))
-        for rows, tiled in self._page_views():
-            if not tiled:
-                shape = (ring, elements // rows // 64, rows, 64)
-                types.append(plgpu.SMEM(shape, jnp.bfloat16, transforms=RAW))
-        return types
-
-    def _memory_types(self) -> list[Any]:
-        arena = [
-            [
-                resident_types(b, self.layouts[b.operand.access.buffer])
-                for b in c.residents
-            ]
-            for c in self.codes
-        ]
-        staging = [
-            [result_types(b, self.layouts[b.operand.access.buffer]) for b in c.results]
-            for c in self.codes
-        ]
-        scratch = [
-            [
-                *(_scratch_type(s, c) for s in c.scratch),
-                *(plgpu.SMEM((STACK_ROWS, c.columns), jnp.float32) for _ in c.stacked),
-            ]
-            for c in self.codes
-        ]
-        return [
-            plgpu.RefUnion(*self._ring_types()),
-            _union(
-                [[t for t, _ in g] for g in arena],
-                [[r for _, r in g] for g in arena],
-                [
-                    _pieces(c, [t for t, _ in g])
-                    for c, g in zip(self.codes, arena, strict=True)
-                ],
-            ),
-            _union(
-                [[t for t, _ in g] for g in staging],
-                [[r for _, r in g] for g in staging],
-            ),
-            _union(
-                scratch,
-                [_pieces(c, g) for c, g in zip(self.codes, scratch, strict=True)],
-            ),
-        ]
-
     def _body(self, words_gmem: Ref, scalars_gmem: Ref, *refs: Ref) -> None:
         names = [b.name for b in (*self.inputs, *self.states, *self.temps)]
         arrays = dict(zip(names, refs, strict=False))
@@ -288,7 +228,11 @@ class Launcher:
                 scratch,
             )
 
-        pl.run_scoped(scoped, *self._memory_types(), collective_axes="role")
+        pl.run_scoped(
+            scoped,
+            *memory_types(self.codes, self.layouts, self.plan),
+            collective_axes="role",
+        )
 
     def _roles(
         self,
@@ -303,7 +247,7 @@ class Launcher:
         staging: Sequence[Any],
         scratch: Sequence[Any],
     ) -> None:
-        n, views = len(self.codes), self._page_views()
+        n, views = len(self.codes), page_views(self.codes)
         arrivals, counts = self._arrivals()
         full, empty, free, ready, drained, done, *landed = barriers
         # The interpreter gives the two views of a block memory of their own.
@@ -360,35 +304,6 @@ class Launcher:
                     more = "increase" if run is consumer else "decrease"
                     plgpu.set_max_registers(REGISTERS[run.__name__], action=more)
                 run(kernel)
-
-
-def _scratch_type(s: Any, code: Code) -> Any:
-    columns, padded = code.columns, round_up(s.features, 64)
-    if s.use == "operand" and code.kind.pieces and s.features == code.kind.task.long:
-        return plgpu.SMEM((padded // PIECE, PIECE), jnp.bfloat16, transforms=TILED)
-    if s.use == "roll":
-        return plgpu.SMEM((2 * padded, columns), jnp.float32)
-    return plgpu.SMEM((columns, padded), jnp.bfloat16, transforms=TILED)
-
-
-def _pieces(code: Code, types: list[Any]) -> list[Any]:
-    """The same memory with tiles as pieces of features, for stacked products."""
-    if not code.stacked:
-        return []
-    width = code.stacked[0]
-
-    def pieces(t: Any) -> Any:
-        tile = t.transforms == TILED and t.shape[1] % width == 0
-        shape = (t.shape[0] * t.shape[1] // width, width) if tile else t.shape
-        return plgpu.SMEM(shape, t.dtype, transforms=t.transforms)
-
-    return [pieces(t) for t in types]
-
-
-def _union(*views: list[list[Any]]) -> Any:
-    """One memory for all kinds; a kind that needs none gets a little."""
-    little = plgpu.SMEM((32,), jnp.int32)
-    return plgpu.RefUnion(*[group or [little] for view in views for group in view])
 
 
 def _scalar_reads(code: Code) -> Iterator[str]:

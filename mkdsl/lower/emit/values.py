@@ -95,9 +95,12 @@ class Streams(Protocol):
     """How a body gets its pages; the consumer role is one."""
 
     def dot(
-        self, pages: Pages, step: Callable[[Sequence[Ref], Any, Value], Value], c: Value
+        self,
+        pages: Pages,
+        step: Callable[[Sequence[Ref], Any, Value], Value],
+        carry: Value,
     ) -> Value:
-        """c = step(chunks, first feature of operand B, c) for every page in order.
+        """carry = step(chunks, first feature of operand B, carry) for every page.
 
         chunks: the page as [max(64, rows), n] blocks of features.
         """
