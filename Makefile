@@ -7,6 +7,9 @@ BIN := $(VENV)/bin
 GPU_PYTHON ?= python3
 # Seconds after which a GPU run is ended: a kernel that waits for ever never returns.
 GPU_TIMEOUT ?= 540
+# Folder of the report of gpu-check, and the commit to name in it where there is no git.
+GPU_REPORT ?= benchmarks/results
+COMMIT ?=
 PYTEST_WORKERS ?= 2
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
@@ -42,7 +45,8 @@ lint: $(STAMP) ## style and types alone
 # Warnings are no errors here: the packages of that machine are not pinned by us.
 gpu-check: ## tests that need a GPU, with the system's Python (GPU_PYTHON=)
 	@test -n "$(GPU_TESTS)" || { echo "no test is marked gpu"; exit 1; }
-	PYTHONPATH=. timeout $(GPU_TIMEOUT) $(GPU_PYTHON) -m pytest -W default -m gpu \
+	MKDSL_GPU_REPORT=$(GPU_REPORT) MKDSL_COMMIT=$(COMMIT) PYTHONPATH=. \
+	    timeout $(GPU_TIMEOUT) $(GPU_PYTHON) -m pytest -W default -m gpu \
 	    $(PYTEST_ARGS) $(GPU_TESTS)
 
 gpu-bench: ## decode benchmark, writes benchmarks/results/ (BENCH_ARGS=)

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -241,11 +242,11 @@ def collect_head(
 def write(
     name: str,
     head: Head,
-    rows: Sequence[Row],
+    rows: Sequence[Any],
     failures: Sequence[Failure] = (),
     folder: Path = RESULTS,
 ) -> Path:
-    """Write `<name>-<card>-<date>.json` and return its path.
+    """Write `<name>-<card>-<date>.json` and return its path; rows are dataclasses.
 
     Writing again with the same head replaces the file: call it after every case.
     """

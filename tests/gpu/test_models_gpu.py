@@ -97,13 +97,18 @@ def prefilled(config: Any, params: Any, ids: Array, lengths: Array) -> KVCache:
 
 @each
 @everywhere
-def test_a_text_loses_no_more_than_hugging_face(name: str, implementation: str) -> None:
+def test_a_text_loses_no_more_than_hugging_face(
+    name: str, implementation: str, record_property: Any
+) -> None:
     m = model(name, implementation)
     logits = m.logits(np.tile(m.ids, (ROWS, 1)))
     exact, theirs = m.oracle["logits_f32"], m.oracle["logits_bf16"]
-    for row in logits:
-        assert np.abs(row - exact).max() <= m.limit()
-        assert mean_kl(exact, row) <= ALLOWED * mean_kl(exact, theirs)
+    error = max(float(np.abs(row - exact).max()) for row in logits) / m.limit()
+    loss = max(mean_kl(exact, row) for row in logits) / mean_kl(exact, theirs)
+    record_property("max error / Hugging Face's", round(error * ALLOWED, 3))
+    record_property("mean KL / Hugging Face's", round(float(loss), 3))
+    assert error <= 1
+    assert loss <= ALLOWED
 
 
 @each
