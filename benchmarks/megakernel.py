@@ -1,7 +1,6 @@
 """The decode programs of models/ as implementations of the benchmark.
 
 The timed step is what a user runs: mk.megakernel of `decode_program` in a jitted loop.
-It returns tokens and no scores; how good they are says `max_gap`.
 """
 
 from typing import Any
@@ -99,7 +98,7 @@ def make_loop(
     """`steps` greedy steps as one jitted function; the cache is donated."""
     config = config_of(shape, max_length)
     step = mk.megakernel(
-        decode_program(config, batch, max_length),
+        decode_program(config, batch, max_length, scores=True),
         donate_argnums=1,
         implementation=implementation,
     )
@@ -108,17 +107,18 @@ def make_loop(
         params: Any, cache: KVCache, token: jax.Array, position: jax.Array
     ) -> LoopResult:
         def body(i: jax.Array, state: Any) -> Any:
-            k, v, token, tokens = state
+            k, v, token, tokens, scores = state
             lengths = jnp.full((batch,), position + i, jnp.int32)
-            token, new = step(params, KVCache(k, v, lengths), token)
+            (token, score), new = step(params, KVCache(k, v, lengths), token)
             tokens = lax.dynamic_update_slice(tokens, token[None], (i, 0))
-            return new.k, new.v, token, tokens
+            scores = lax.dynamic_update_slice(scores, score[None], (i, 0))
+            return new.k, new.v, token, tokens, scores
 
         tokens = jnp.zeros((steps, batch), jnp.int32)
-        k, v, _, tokens = lax.fori_loop(
-            0, steps, body, (cache.k, cache.v, token, tokens)
-        )
-        return LoopResult(KVCache(k, v, cache.lengths), tokens, None)
+        scores = jnp.zeros((steps, batch), jnp.float32)
+        start = (cache.k, cache.v, token, tokens, scores)
+        k, v, _, tokens, scores = lax.fori_loop(0, steps, body, start)
+        return LoopResult(KVCache(k, v, cache.lengths), tokens, scores)
 
     return jax.jit(decode_loop, donate_argnames="cache")
 

@@ -210,8 +210,9 @@ def decode_program(
     max_length: int,
     *,
     logits: bool = False,
+    scores: bool = False,
     **sizes: int,
-) -> Callable[[Params, KVCache, Array], tuple[Array, KVCache]]:
+) -> Callable[[Params, KVCache, Array], tuple[Any, KVCache]]:
     """Write the decode step as a program, to be run by `mk.megakernel`.
 
     A layer passes on x and y, where x + norm(y) is the residual stream: y is the output
@@ -221,7 +222,8 @@ def decode_program(
         config: The model.
         batch: Rows (B).
         max_length: Slots of the cache.
-        logits: Whether to return scores, float32 [B, V], instead of tokens.
+        logits: Whether to return all scores, float32 [B, V], instead of tokens.
+        scores: Whether to return (tokens, their scores float32 [B]).
         sizes: Of tiles, see `Step`.
 
     Returns:
@@ -234,7 +236,7 @@ def decode_program(
 
     def gemma3_decode(
         params: Params, cache: KVCache, tokens: Array
-    ) -> tuple[Array, KVCache]:
+    ) -> tuple[Any, KVCache]:
         step = Step(c, batch, max_length, params["embed"].dtype, **sizes)
         embed = partial(sample.embed_branch, scale=c.hidden_size**0.5)
         x, y = step.embed(embed, 2, params["embed"], tokens)
@@ -271,7 +273,7 @@ def decode_program(
         carry = (x, y, cache)
         x, y, cache = mk.scan(layer, carry, params["layers"], static=is_global)
         x = step.add_branch(x, y, y_gains[c.num_layers - 1])
-        last = step.logits if logits else step.greedy
-        return last(x, params["norm"], head_of(params), unit_offset=True), cache
+        end = x, params["norm"], head_of(params)
+        return step.result(*end, unit_offset=True, logits=logits, scores=scores), cache
 
     return gemma3_decode

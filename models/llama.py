@@ -210,15 +210,17 @@ def decode_program(
     max_length: int,
     *,
     logits: bool = False,
+    scores: bool = False,
     **sizes: int,
-) -> Callable[[Params, KVCache, Array], tuple[Array, KVCache]]:
+) -> Callable[[Params, KVCache, Array], tuple[Any, KVCache]]:
     """Write the decode step as a program, to be run by `mk.megakernel`.
 
     Args:
         config: The model.
         batch: Rows (B).
         max_length: Slots of the cache.
-        logits: Whether to return scores, float32 [B, V], instead of tokens.
+        logits: Whether to return all scores, float32 [B, V], instead of tokens.
+        scores: Whether to return (tokens, their scores float32 [B]).
         sizes: Of tiles, see `Step`.
 
     Returns:
@@ -229,7 +231,7 @@ def decode_program(
 
     def llama_decode(
         params: Params, cache: KVCache, tokens: Array
-    ) -> tuple[Array, KVCache]:
+    ) -> tuple[Any, KVCache]:
         step = Step(c, batch, max_length, params["embed"].dtype, **sizes)
         x = step.embed(partial(sample.embed, scale=1.0), 1, params["embed"], tokens)
         tables = step.tables(cache.lengths, params["frequencies"])
@@ -251,7 +253,7 @@ def decode_program(
             return step.by_rows(add, "down", hidden, (x, u), p["down"], tiled=1), cache
 
         x, cache = mk.scan(layer, (x, cache), params["layers"])
-        last = step.logits if logits else step.greedy
-        return last(x, params["norm"], head_of(params), unit_offset=False), cache
+        end = x, params["norm"], head_of(params)
+        return step.result(*end, unit_offset=False, logits=logits, scores=scores), cache
 
     return llama_decode

@@ -229,6 +229,22 @@ class Step:
             out_shape=self.shape(hidden),
         )(x, y, y, y_gain)
 
+    def result(
+        self,
+        x: Array,
+        gain: Array,
+        table: Array,
+        *,
+        unit_offset: bool,
+        logits: bool,
+        scores: bool,
+    ) -> Any:
+        """What a decode step returns: `logits`, or `greedy` with or without scores."""
+        if logits:
+            return self.logits(x, gain, table, unit_offset=unit_offset)
+        tokens, best = self.greedy(x, gain, table, unit_offset=unit_offset)
+        return (tokens, best) if scores else tokens
+
     def logits(
         self, x: Array, gain: Array, table: Array, *, unit_offset: bool
     ) -> Array:
@@ -244,8 +260,8 @@ class Step:
 
     def greedy(
         self, x: Array, gain: Array, table: Array, *, unit_offset: bool
-    ) -> Array:
-        """The token of the largest score, lowest on ties, int32 [B]."""
+    ) -> tuple[Array, Array]:
+        """Tokens of the largest scores, lowest on ties, int32 [B]; the scores."""
         c, rows = self.config, self.vocabulary_rows
         count = mk.cdiv(c.vocab_size, rows)
         found = mk.call(
@@ -265,11 +281,12 @@ class Step:
                 out_specs=self._candidate,
                 out_shape=self._candidates(count),
             )(*found)
+        row, size = mk.Spec((self.batch,), lambda: (0,), column=True), (self.batch,)
         return mk.call(
             sample.pick,
             in_specs=(mk.whole, mk.whole),
-            out_specs=mk.Spec((self.batch,), lambda: (0,), column=True),
-            out_shape=mk.Shape((self.batch,), jnp.int32),
+            out_specs=(row, row),
+            out_shape=(mk.Shape(size, jnp.int32), mk.Shape(size, jnp.float32)),
         )(*found)
 
     @property

@@ -71,10 +71,12 @@ def better(values: Array, tokens: Array) -> tuple[Array, Array]:
 
 
 @mk.task
-def pick(values: Array, tokens: Array) -> Array:
-    """Token of the largest value, lowest token on ties.
+def pick(values: Array, tokens: Array) -> tuple[Array, Array]:
+    """Largest value and its token, lowest token on ties.
 
-    values: [B, T] float32, tokens: [B, T] int32 -> [B, 1] int32.
+    values: [B, T] float32, tokens: [B, T] int32
+    -> token [B, 1] int32, value [B, 1] float32.
     """
     top = jnp.max(values, axis=-1, keepdims=True)
-    return jnp.min(jnp.where(values == top, tokens, NO_INDEX), axis=-1)[:, None]
+    at_top = jnp.where(values == top, tokens, NO_INDEX)
+    return jnp.min(at_top, axis=-1)[:, None], top

@@ -186,12 +186,13 @@ def test_argmax_gives_the_lowest_of_ties(top: list[int]) -> None:
             out_specs=(column, column),
             out_shape=(mk.Shape((1, tiles), F32), mk.Shape((1, tiles), jnp.int32)),
         )(x, gain, w)
+        row = mk.Spec((1,), lambda: (0,), column=True)
         return mk.call(
             pick,
             in_specs=(mk.whole, mk.whole),
-            out_specs=mk.Spec((1,), lambda: (0,), column=True),
-            out_shape=mk.Shape((1,), jnp.int32),
-        )(*found)
+            out_specs=(row, row),
+            out_shape=(mk.Shape((1,), jnp.int32), mk.Shape((1,), F32)),
+        )(*found)[0]
 
     w = np.full((vocabulary, 8), -2.0, np.float32)  # Below the zeros of a padded row.
     w[top] = -1
