@@ -8,6 +8,7 @@ from mkdsl.errors import (
     InternalError,
     LaunchError,
     MkdslError,
+    ParseError,
     PlanError,
     TraceError,
     VerifyError,
@@ -28,6 +29,7 @@ from mkdsl.lang.expr import cdiv, maximum, minimum
 from mkdsl.lang.primitives import dot, fold, program_id, roll, valid
 from mkdsl.lang.task import task
 from mkdsl.lang.trace import scan
+from mkdsl.lower.parse import parse
 from mkdsl.lower.tiling import projection_rows
 from mkdsl.runtime.launch import megakernel
 
@@ -39,6 +41,7 @@ __all__ = [
     "Into",
     "LaunchError",
     "MkdslError",
+    "ParseError",
     "PlanError",
     "Shape",
     "Spec",
@@ -53,6 +56,7 @@ __all__ = [
     "maximum",
     "megakernel",
     "minimum",
+    "parse",
     "program_id",
     "projection_rows",
     "roll",
