@@ -32,6 +32,7 @@ from mkdsl.lang.trace import scan
 from mkdsl.lower.parse import parse
 from mkdsl.lower.tiling import projection_rows
 from mkdsl.runtime.launch import megakernel
+from mkdsl.runtime.replay import replay
 
 __all__ = [
     "Array",
@@ -59,6 +60,7 @@ __all__ = [
     "parse",
     "program_id",
     "projection_rows",
+    "replay",
     "roll",
     "scan",
     "task",
