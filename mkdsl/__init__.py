@@ -8,6 +8,7 @@ from mkdsl.errors import (
     InternalError,
     LaunchError,
     MkdslError,
+    ParseError,
     PlanError,
     TraceError,
     VerifyError,
@@ -28,8 +29,10 @@ from mkdsl.lang.expr import cdiv, maximum, minimum
 from mkdsl.lang.primitives import dot, fold, program_id, roll, valid
 from mkdsl.lang.task import task
 from mkdsl.lang.trace import scan
+from mkdsl.lower.parse import parse
 from mkdsl.lower.tiling import projection_rows
 from mkdsl.runtime.launch import megakernel
+from mkdsl.runtime.replay import replay
 
 __all__ = [
     "Array",
@@ -39,6 +42,7 @@ __all__ = [
     "Into",
     "LaunchError",
     "MkdslError",
+    "ParseError",
     "PlanError",
     "Shape",
     "Spec",
@@ -53,8 +57,10 @@ __all__ = [
     "maximum",
     "megakernel",
     "minimum",
+    "parse",
     "program_id",
     "projection_rows",
+    "replay",
     "roll",
     "scan",
     "task",

@@ -4,6 +4,7 @@ MkdslError
   TraceError     the user's program or task is not legal mkdsl
   PlanError      the program is legal but does not fit the machine
   VerifyError    a stage of the compiler failed its check
+  ParseError     a text is not that of a stage of the compiler
   LaunchError    the compiled program cannot run here or with these arguments
   InternalError  a fault of mkdsl itself
 """
@@ -114,6 +115,15 @@ class VerifyError(MkdslError):
     ) -> None:
         super().__init__(f"{stage}: {what}", src, hint)
         self.stage = stage
+
+
+class ParseError(MkdslError):
+    """A text is not that of a stage; `line` counts from 1, `src` is its place."""
+
+    def __init__(self, what: str, src: SrcInfo, line: str, at: int, hint: str) -> None:
+        mark = f"\n    {line}\n    {' ' * at}^" if line else ""
+        super().__init__(f"line {src.line}: {what}{mark}", hint=hint)
+        self.src, self.line = src, src.line
 
 
 class LaunchError(MkdslError):

@@ -331,4 +331,4 @@ def _result(
         shape = (shape[0], 1)
     elif len(shape) == 1 or (role.kind == "vector" and shape[0] == 1 and columns > 1):
         shape, use = (1, shape[-1]), "vector"
-    return Param(f"result {i}", shape, dtype, use)
+    return Param(f"result_{i}", shape, dtype, use)

@@ -95,7 +95,9 @@ class Need:
 class TaskGraph:
     """Tasks, and (after dependences) what each must wait for.
 
-    needs[t] are the Needs of task t; empty before the pass `dependences`.
+    Attributes:
+        buffers: those of the program, then those of values between parts.
+        needs: needs[t] are the Needs of task t; empty before the pass `dependences`.
     """
 
     program: Program
@@ -104,6 +106,11 @@ class TaskGraph:
     tasks: tuple[Task, ...]
     dep_sets: tuple[DepSet, ...] = ()
     needs: tuple[tuple[Need, ...], ...] = ()
+
+    def __post_init__(self) -> None:
+        own = self.program.buffers
+        if self.buffers[: len(own)] != own:
+            raise ValueError(f"buffers of {self.program.name} do not come first")
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,6 +140,40 @@ def compile_program(
     return value
 
 
+def finish(
+    stage: Program | TaskGraph | EventGraph | Schedule | KernelPlan,
+    machine: Machine,
+    options: Options | None = None,
+) -> KernelPlan:
+    """The plan of a stage, not verified: by the passes that come after it.
+
+    Events and a schedule stay as they are: they are not normalized or elided again, so
+    that what a text says is what the simulator runs.
+
+    Raises:
+        PlanError: the program does not fit the machine.
+    """
+    value: Any = stage
+    for step in PASSES[STAGES.index(_made_by(stage)) + 1 :]:
+        value = step.run(value, machine, options or Options())
+    return value
+
+
+def _made_by(stage: object) -> str:
+    """The last pass that makes stages of this type."""
+    match stage:
+        case Program():
+            return "program"
+        case TaskGraph():
+            return "dependences" if stage.needs else "tasks"
+        case EventGraph():
+            return "normalized"
+        case Schedule():
+            return "elided"
+        case _:
+            return "pages"
+
+
 def encode_plan(plan: KernelPlan) -> Encoded:
     """The instruction words of a plan, read back and compared with it.
 

@@ -1,11 +1,13 @@
 """Index expressions: the grammar prints and parses, and means what Python means."""
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mkdsl.lang.expr import Expr, expr, maximum, minimum, read, var
-from mkdsl.lang.expr_text import parse
+from mkdsl.lang.expr_text import ExprError, parse, parse_at
 from tests.strategies import ENV, SCALARS, expressions, read_scalar
 
 
@@ -52,10 +54,35 @@ def test_canonical_text(value: Expr, text: str) -> None:
     assert parse(text) == value
 
 
-@pytest.mark.parametrize("text", ["", "g0 +", "1 2", "g0 ** 2", "min(1)", "a[1", "é"])
-def test_bad_text_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"index|expected"):
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "a number, a name or '(' at 0"),
+        ("g0 +", "a number, a name or '(' at 4"),
+        ("1 2", "the end at 2"),
+        ("g0 ** 2", "a number, a name or '(' at 4"),
+        ("min(1)", "',' at 5"),
+        ("a[1", "']' at 3"),
+        ("(g0 + 1", "'//', '%' or ')' at 7"),
+        ("(g0 // 0)", "a divisor other than 0 at 8"),
+        ("g0*g1", "a product with a constant at 5"),
+        ("$", "a number, a name or '(' at 0"),
+    ],
+)
+def test_bad_text_is_refused(text: str, expected: str) -> None:
+    with pytest.raises(ExprError, match=re.escape(f"expected {expected}")):
         parse(text)
+
+
+@pytest.mark.parametrize("name", ["min", "max.lengths", "minimum", "é"])
+def test_any_name_of_an_input_is_read(name: str) -> None:
+    value = read(name, var("g0"), 3) + 1
+    assert parse(str(value)) == value
+
+
+def test_an_expression_ends_where_another_text_starts() -> None:
+    value, at = parse_at("in x[64*g0 :+ 64]", 5)
+    assert (value, at) == (var("g0") * 64, 11)
 
 
 def test_truth_of_a_formula_is_refused() -> None:

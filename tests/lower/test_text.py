@@ -56,12 +56,13 @@ def test_text_does_not_show_the_users_lines():
     ],
 )
 def test_axis(axis, text):
-    assert access_text(Access("x", (99,), (axis,)), (99,)) == f"x[{text}]"
+    assert access_text(Access("x", (99,), (axis,)), {"x": (99,)}) == f"x[{text}]"
 
 
 def test_a_view_is_shown():
     axes = (Axis(var("g0"), 1, squeezed=True), Axis(0 * var("g0"), 4))
-    assert access_text(Access("x", (2, 4), axes), (8,)) == "x as [2, 4][g0, 0 :+ 4]"
+    text = access_text(Access("x", (2, 4), axes), {"x": (8,)})
+    assert text == "x as [2, 4][g0, 0 :+ 4]"
 
 
 @pytest.mark.parametrize(
