@@ -26,12 +26,13 @@ from mkdsl.lower.emit.consumer import consumer
 from mkdsl.lower.emit.fetcher import fetcher
 from mkdsl.lower.emit.loader import loader
 from mkdsl.lower.emit.memory import memory_types, page_views
+from mkdsl.lower.emit.physical import from_physical, to_physical
 from mkdsl.lower.emit.storer import storer
 from mkdsl.lower.emit.sync import Counters
 from mkdsl.lower.emit.timestamps import STAMPS
 from mkdsl.lower.encode import BLOCK_WORDS, Encoded, encode
 from mkdsl.lower.ir import KernelPlan
-from mkdsl.lower.layout import Layout, plan_layouts
+from mkdsl.lower.layout import plan_layouts
 from mkdsl.lower.pages import round_up
 from mkdsl.lower.pieces import buffers_in_pieces
 
@@ -42,28 +43,6 @@ Ref = Any
 REGISTERS = {"consumer": 240, "loader": 40, "fetcher": 40, "storer": 40}
 # Warpgroup number of each role.
 CONSUMER, LOADER, FETCHER, STORER = range(4)
-
-
-def to_physical(layout: Layout, x: Array) -> Array:
-    """An array in the layout of the kernel."""
-    if layout.column is None:
-        return x.reshape(layout.shape)
-    x = jnp.moveaxis(x.reshape(layout.view), layout.column, -1)
-    features = x.size // (layout.shape[0] * x.shape[-1])
-    x = x.reshape(layout.shape[0], features, x.shape[-1])
-    pads = [(0, 0), (0, layout.shape[1] - features), (0, layout.shape[2] - x.shape[2])]
-    return jnp.pad(x, pads)
-
-
-def from_physical(layout: Layout, x: Array) -> Array:
-    """The logical array of one in the layout of the kernel."""
-    view, column = layout.view, layout.column
-    if column is None:
-        return x.reshape(layout.buffer.shape)
-    outer = [n for i, n in enumerate(view) if i != column]
-    features = math.prod(outer) // layout.shape[0]
-    x = x[:, :features, : view[column]].reshape(*outer, view[column])
-    return jnp.moveaxis(x, -1, column).reshape(layout.buffer.shape)
 
 
 class Launcher:
