@@ -5,6 +5,7 @@ makes it behave like a jitted function. See README.md for an example.
 """
 
 from mkdsl.errors import (
+    HangError,
     InternalError,
     LaunchError,
     MkdslError,
@@ -38,6 +39,7 @@ __all__ = [
     "Array",
     "BoundedSlice",
     "Element",
+    "HangError",
     "InternalError",
     "Into",
     "LaunchError",

@@ -6,6 +6,7 @@ MkdslError
   VerifyError    a stage of the compiler failed its check
   ParseError     a text is not that of a stage of the compiler
   LaunchError    the compiled program cannot run here or with these arguments
+    HangError    a debug build gave up a wait; `stuck` says who waits for what
   InternalError  a fault of mkdsl itself
 """
 
@@ -128,6 +129,54 @@ class ParseError(MkdslError):
 
 class LaunchError(MkdslError):
     """The program cannot be launched here or with these arguments."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stuck:
+    """A wait of the kernel that was not met.
+
+    Attributes:
+        sm, role, position: who waits: a role of an SM, at an instruction of its queue.
+        task: name of that instruction's task: call, layer, pid.
+        event, expected, seen: the counter, the count awaited, the count found.
+        waited_ns: how long; less than the limit where it stopped because others had.
+        signallers: tasks of the plan that signal the event.
+        to_come: those of them that are at or behind a wait that is not met either.
+    """
+
+    sm: int
+    role: str
+    position: int
+    task: str
+    event: int
+    expected: int
+    seen: int
+    waited_ns: int
+    signallers: int = 0
+    to_come: int = 0
+
+    @property
+    def is_cause(self) -> bool:
+        """True if the signals still to come would not be enough."""
+        return self.seen + self.to_come < self.expected
+
+    def __str__(self) -> str:
+        return (
+            f"SM {self.sm} {self.role}, instruction {self.position}, {self.task}: "
+            f"event e{self.event} expected {self.expected}, seen {self.seen} after "
+            f"{self.waited_ns / 1e6:.0f} ms; {self.signallers} tasks signal it, "
+            f"{self.to_come} of them are held up"
+        )
+
+
+class HangError(LaunchError):
+    """The kernel of a debug build waited for counts that were not reached."""
+
+    def __init__(
+        self, what: str, src: SrcInfo, hint: str, stuck: tuple[Stuck, ...]
+    ) -> None:
+        super().__init__(what, src, hint)
+        self.stuck = stuck
 
 
 class InternalError(MkdslError):

@@ -9,7 +9,7 @@ devices are refused here, whatever the implementation.
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NoReturn, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast, get_args
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,9 @@ from mkdsl.lower.machine import H200, MACHINES, Machine, machine_for, simulated
 from mkdsl.lower.pages import stream_operands
 from mkdsl.lower.pipeline import Options, compile_program
 from mkdsl.runtime.interpret_program import run_program
+
+if TYPE_CHECKING:
+    from mkdsl.lower.emit.kernel import Launcher
 
 Array = Any
 Implementation = Literal["mosaic_gpu", "xla", "simulate"]
@@ -108,20 +111,20 @@ class Executable:
             return lambda *inputs: run_program(self.program, inputs)
         try:
             if choice.implementation == "mosaic_gpu":
-                from mkdsl.lower.emit.code import check_streams
-
-                check_streams(self.program)
+                return self.launcher(choice.machine)
             plan = self.plan(choice.machine)
         except PlanError as error:
             error.add_note("implementation='xla' runs the program without a plan")
             raise
-        if choice.implementation == "simulate":
-            return functools.partial(
-                jax.pure_callback, _simulation(plan), self.outputs()
-            )
+        return functools.partial(jax.pure_callback, _simulation(plan), self.outputs())
+
+    def launcher(self, machine: Machine, *, debug: bool = False) -> "Launcher":
+        """The kernel for a machine as a function of the program's inputs."""
+        from mkdsl.lower.emit.code import check_streams
         from mkdsl.lower.emit.kernel import build
 
-        return build(plan)
+        check_streams(self.program)
+        return build(self.plan(machine), machine=machine, debug=debug)
 
     def simulate(self, inputs: Sequence[Array]) -> list[Array]:
         """Run in the simulator at once, not from inside of a compiled computation."""

@@ -126,11 +126,14 @@ class Megakernel:
         *args: Tree,
         implementation: Implementation | None = None,
         platforms: Sequence[str] | None = None,
+        debug: bool = False,
         **kwargs: Tree,
     ) -> Lowered:
         """Trace and lower; see Traced.lower."""
         traced = self.trace(*args, **kwargs)
-        return traced.lower(implementation=implementation, platforms=platforms)
+        return traced.lower(
+            implementation=implementation, platforms=platforms, debug=debug
+        )
 
     def status(self, *args: Tree, **kwargs: Tree) -> Array:
         """How many writes of a call with these arguments would be out of range.

@@ -6,7 +6,7 @@ dtypes; the values of arguments never matter.
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ from jax.core import Tracer
 
 from mkdsl.errors import LaunchError
 from mkdsl.lang.program import Program
+from mkdsl.lower.hang import not_traceable, raise_if_hung
 from mkdsl.lower.ir import KernelPlan
 from mkdsl.lower.pipeline import STAGES, encode_plan, run_passes
 from mkdsl.runtime.execute import (
@@ -25,6 +26,9 @@ from mkdsl.runtime.execute import (
     megakernel_p,
 )
 from mkdsl.runtime.interpret_program import count_dropped, write_scalars
+
+if TYPE_CHECKING:
+    from mkdsl.lower.emit.kernel import Launcher
 
 Array = Any
 Tree = Any
@@ -71,16 +75,20 @@ class Traced:
         *,
         implementation: Implementation | None = None,
         platforms: Sequence[str] | None = None,
+        debug: bool = False,
     ) -> "Lowered":
         """Lower for platforms ("cpu", "cuda"), the default backend's if None.
 
         Args:
             implementation: instead of that given to megakernel.
+            debug: the kernel with bounded waits. What it compiles to is called
+                directly, waits for the device, and raises a HangError instead of
+                hanging. It is slower.
         """
         e = self.executable
         if implementation is not None and implementation != e.implementation:
             e = Executable(e.program, implementation, e.machine, e.options, e.src)
-        return Lowered(self, e, platforms)
+        return Lowered(self, e, platforms, debug)
 
     def run(self, leaves: Sequence[Array]) -> Tree:
         """Call on the leaves of the arguments."""
@@ -134,8 +142,11 @@ class Traced:
                     "trace again for other shapes: call the megakernel itself",
                 )
 
-    def stage(self, executable: Executable) -> Any:
-        """JAX's own Traced of the program."""
+    def stage(self, executable: Executable, debugged: "Launcher | None" = None) -> Any:
+        """JAX's own Traced of the program, or of its debug build."""
+        if debugged is not None:
+            jitted = jax.jit(debugged.run, donate_argnums=self._donated)
+            return jitted.trace(*self.avals)
         jitted = self._jit if executable is self.executable else None
         return (jitted or self._jitted(executable)).trace(*self.avals)
 
@@ -157,13 +168,20 @@ class Lowered:
     """A program lowered for an implementation and a platform."""
 
     def __init__(
-        self, traced: Traced, executable: Executable, platforms: Sequence[str] | None
+        self,
+        traced: Traced,
+        executable: Executable,
+        platforms: Sequence[str] | None,
+        debug: bool = False,
     ) -> None:
         self._traced, self._executable, self._platforms = traced, executable, platforms
         self._choices = [
             executable.choose(p) for p in platforms or (default_platform(),)
         ]
         self._texts: dict[str, str] = {}
+        self._debugged: Launcher | None = None
+        if debug:
+            self._debugged = self._debug_build()
 
     @property
     def choice(self) -> Choice:
@@ -202,10 +220,23 @@ class Lowered:
 
     def compile(self) -> "Compiled":
         """Compile for the device."""
-        return Compiled(self._traced, self._jax_lowered().compile(), self.choice)
+        compiled = self._jax_lowered().compile()
+        return Compiled(self._traced, compiled, self.choice, self._debugged)
+
+    def _debug_build(self) -> "Launcher":
+        for choice in self._choices:
+            if choice.implementation != "mosaic_gpu":
+                raise LaunchError(
+                    f"megakernel '{self._executable.program.name}': debug=True bounds "
+                    f"the waits of the kernel, and what runs is {choice}",
+                    self._executable.src,
+                    "leave it out; implementation='simulate' finds deadlocks and races "
+                    "without a GPU",
+                )
+        return self._executable.launcher(self.choice.machine, debug=True)
 
     def _jax_lowered(self) -> Any:
-        stage = self._traced.stage(self._executable)
+        stage = self._traced.stage(self._executable, self._debugged)
         if self._platforms is None:
             return stage.lower()
         return stage.lower(lowering_platforms=tuple(self._platforms))
@@ -226,14 +257,27 @@ def _words_text(plan: KernelPlan) -> str:
 class Compiled:
     """A compiled program: call it with arguments of the shapes that were traced."""
 
-    def __init__(self, traced: Traced, compiled: Any, choice: Choice) -> None:
+    def __init__(
+        self,
+        traced: Traced,
+        compiled: Any,
+        choice: Choice,
+        debugged: "Launcher | None" = None,
+    ) -> None:
         self._traced, self._compiled, self.choice = traced, compiled, choice
+        self._debugged = debugged
 
     def __call__(self, *args: Tree) -> Tree:
         leaves, tree = jax.tree.flatten(args)
         self._traced.check(tree, leaves)
+        if self._debugged is not None and any(isinstance(x, Tracer) for x in leaves):
+            raise not_traceable(self._traced.program.name)
         self._traced.check_devices(leaves)
-        return jax.tree.unflatten(self._traced.out_tree, self._compiled(*leaves))
+        outs = self._compiled(*leaves)
+        if self._debugged is not None:
+            raise_if_hung(self._debugged.plan, np.asarray(outs.report).tolist())
+            outs = outs.outputs
+        return jax.tree.unflatten(self._traced.out_tree, outs)
 
     def why(self) -> str:
         """Which implementation runs, and why."""

@@ -64,7 +64,7 @@ def test_a_megakernel_is_measured(tmp_path, monkeypatch):
         "mosaic_gpu",
         "xla_bksd",
     ]
-    assert row["max_error"] is None
+    assert row["max_error"] < 0.02
     assert row["max_gap"] < 0.02
     assert row["repeatable"]
     assert row["bytes"] == plain["bytes"]

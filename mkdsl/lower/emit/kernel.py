@@ -9,31 +9,38 @@ written in place through references.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.core import Tracer
 from jax.experimental import pallas as pl
 from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from mkdsl.errors import LaunchError
 from mkdsl.lang.program import Access, Output
 from mkdsl.lower.emit import walk
+from mkdsl.lower.emit.bounded import Watch
 from mkdsl.lower.emit.code import Code, check_streams, code_of
 from mkdsl.lower.emit.consumer import consumer
 from mkdsl.lower.emit.fetcher import fetcher
 from mkdsl.lower.emit.loader import loader
 from mkdsl.lower.emit.memory import memory_types, page_views
+from mkdsl.lower.emit.physical import from_physical, to_physical
 from mkdsl.lower.emit.storer import storer
 from mkdsl.lower.emit.sync import Counters
 from mkdsl.lower.emit.timestamps import STAMPS
 from mkdsl.lower.encode import BLOCK_WORDS, Encoded, encode
+from mkdsl.lower.hang import REPORT_WORDS, ROLES, not_traceable, raise_if_hung
 from mkdsl.lower.ir import KernelPlan
-from mkdsl.lower.layout import Layout, plan_layouts
+from mkdsl.lower.layout import plan_layouts
+from mkdsl.lower.machine import H200, Machine
 from mkdsl.lower.pages import round_up
 from mkdsl.lower.pieces import buffers_in_pieces
+from mkdsl.lower.verify_launch import verify_bounded, verify_launch
 
 Array = Any
 Ref = Any
@@ -44,44 +51,55 @@ REGISTERS = {"consumer": 240, "loader": 40, "fetcher": 40, "storer": 40}
 CONSUMER, LOADER, FETCHER, STORER = range(4)
 
 
-def to_physical(layout: Layout, x: Array) -> Array:
-    """An array in the layout of the kernel."""
-    if layout.column is None:
-        return x.reshape(layout.shape)
-    x = jnp.moveaxis(x.reshape(layout.view), layout.column, -1)
-    features = x.size // (layout.shape[0] * x.shape[-1])
-    x = x.reshape(layout.shape[0], features, x.shape[-1])
-    pads = [(0, 0), (0, layout.shape[1] - features), (0, layout.shape[2] - x.shape[2])]
-    return jnp.pad(x, pads)
+class Results(NamedTuple):
+    """What a launch returns.
 
+    Attributes:
+        outputs: of the program, in its order.
+        stamps: int32 [SMs, instructions, 8], ns, see timestamps.STAMPS; or None.
+        report: of a debug build, int32, for hang.raise_if_hung; or None.
+    """
 
-def from_physical(layout: Layout, x: Array) -> Array:
-    """The logical array of one in the layout of the kernel."""
-    view, column = layout.view, layout.column
-    if column is None:
-        return x.reshape(layout.buffer.shape)
-    outer = [n for i, n in enumerate(view) if i != column]
-    features = math.prod(outer) // layout.shape[0]
-    x = x[:, :features, : view[column]].reshape(*outer, view[column])
-    return jnp.moveaxis(x, -1, column).reshape(layout.buffer.shape)
+    outputs: tuple[Array, ...]
+    stamps: Array | None
+    report: Array | None
 
 
 class Launcher:
     """A planned program as a function of arrays.
 
     Args:
-        plan: a verified plan.
+        plan: a plan, which is proved here (again), or refused.
         interpret: Pallas interpreter parameters, to run on a CPU: one SM, without
             device counters.
-        timestamps: also write the time of every step, see `timed`.
+        machine: what the plan is for.
+        timestamps: also write the time of every step, see `run`.
+        debug: bound every wait. A call that hangs then raises a HangError, and
+            what makes other plans unproved is let through: their waits give up.
+
+    Raises:
+        VerifyError: the plan is not proved; in a debug build, it could block a barrier
+            inside an SM or leave its memory.
     """
 
     def __init__(
-        self, plan: KernelPlan, interpret: Any = None, *, timestamps: bool = False
+        self,
+        plan: KernelPlan,
+        interpret: Any = None,
+        *,
+        machine: Machine = H200,
+        timestamps: bool = False,
+        debug: bool = False,
     ) -> None:
+        if debug and interpret is not None:
+            raise LaunchError(
+                "a debug build bounds waits, and the interpreter has none",
+                hint="leave out debug=True: there an SM does one task after another",
+            )
         graph = plan.schedule.events.graph
         self.plan, self.interpret = plan, interpret
-        self.timestamps = timestamps
+        self.timestamps, self.debug = timestamps, debug
+        self._jitted = jax.jit(self.run)
         self.program = graph.program
         chunks = interpret is None
         self.layouts = plan_layouts(graph.buffers, graph.kinds, chunks=chunks)
@@ -91,6 +109,7 @@ class Launcher:
             for i, k in enumerate(graph.kinds)
         ]
         self.encoded: Encoded = encode(plan)
+        (verify_bounded if debug else verify_launch)(plan, self.encoded, machine)
         self.offsets, self.scalar_count = self._scalar_table()
         used = [b for b in graph.buffers if b.name in self.layouts]
         self.inputs = [b for b in used if b.role == "input"]
@@ -109,11 +128,26 @@ class Launcher:
         return offsets, round_up(max(at, 1), BLOCK_WORDS if at > BLOCK_WORDS else 32)
 
     def __call__(self, *arrays: Array) -> tuple[Array, ...]:
-        """Run the program: inputs in its order, outputs in its order."""
-        return self.timed(*arrays)[0]
+        """Run the program: inputs in its order, outputs in its order.
+
+        Raises:
+            HangError: a debug build gave up a wait.
+            LaunchError: a debug build is called inside jax.jit.
+        """
+        if not self.debug:
+            return self.run(*arrays).outputs
+        if any(isinstance(x, Tracer) for x in arrays):
+            raise not_traceable(self.program.name)
+        results = self._jitted(*arrays)
+        raise_if_hung(self.plan, np.asarray(results.report).tolist())
+        return results.outputs
 
     def timed(self, *arrays: Array) -> tuple[tuple[Array, ...], Array | None]:
-        """As a call; also int32 [SMs, instructions, 8], ns, see timestamps.STAMPS."""
+        """Outputs and stamps."""
+        return self.run(*arrays)[:2]
+
+    def run(self, *arrays: Array) -> Results:
+        """As a call, for use inside jax.jit; a debug build does not raise here."""
         values = dict(zip(self.program.inputs, arrays, strict=True))
         scalars = [values[n].reshape(-1).astype(jnp.int32) for n in self.offsets]
         flat = jnp.concatenate([*scalars, jnp.zeros(0, jnp.int32)])
@@ -124,14 +158,22 @@ class Launcher:
             jax.new_ref(to_physical(self.layouts[b.name], values[b.name]))
             for b in self.states
         ]
-        temps = list(self._kernel()(words, flat, *ins, *refs))
+        reports: list[Ref] = []
+        if self.debug:
+            shape = (len(self.encoded.words), len(ROLES), REPORT_WORDS)
+            reports.append(jax.new_ref(jnp.zeros(shape, jnp.int32)))
+        temps = list(self._kernel()(words, flat, *ins, *refs, *reports))
         stamps = temps.pop() if self.timestamps else None
         results = dict(zip((b.name for b in self.temps), temps, strict=True))
         results |= {
             b.name: jax.freeze(r) for b, r in zip(self.states, refs, strict=True)
         }
         outputs = self.program.outputs
-        return tuple(self._output(o, values, results) for o in outputs), stamps
+        return Results(
+            tuple(self._output(o, values, results) for o in outputs),
+            stamps,
+            jax.freeze(reports[0]) if reports else None,
+        )
 
     def _output(
         self, o: Output, inputs: Mapping[str, Array], results: Mapping[str, Array]
@@ -192,9 +234,10 @@ class Launcher:
                 yield which, at, min(BLOCK_WORDS, n - at)
 
     def _body(self, words_gmem: Ref, scalars_gmem: Ref, *refs: Ref) -> None:
-        names = [b.name for b in (*self.inputs, *self.states, *self.temps)]
-        arrays = dict(zip(names, refs, strict=False))
-        rest = list(refs[len(names) :])
+        rest = list(refs)
+        arrays = {b.name: rest.pop(0) for b in (*self.inputs, *self.states)}
+        report = rest.pop(0).at[lax.axis_index("sm")] if self.debug else None
+        arrays |= {b.name: rest.pop(0) for b in self.temps}
         stamps = rest.pop(0).at[lax.axis_index("sm")] if self.timestamps else None
         words, scalars, start, *barriers = rest
         role, sm = lax.axis_index("role"), lax.axis_index("sm")
@@ -210,9 +253,12 @@ class Launcher:
         plgpu.barrier_wait(start)
         counters = None
         if self.interpret is None:
-            count = max(self.encoded.events, 1)
+            # One counter more is the flag of a debug build.
+            count = max(self.encoded.events, 1) + self.debug
             events = pl.get_global(plgpu.SemaphoreType.REGULAR((count,)))
-            counters = Counters(events)
+            flag = events.at[count - 1]
+            watch = None if report is None else Watch(flag, report)
+            counters = Counters(events, watch)
 
         def scoped(ring: Any, arena: Any, staging: Any, scratch: Any) -> None:
             self._roles(
@@ -321,11 +367,18 @@ def _access_reads(access: Access) -> Iterator[str]:
             yield from axis.extent.reads
 
 
-def build(plan: KernelPlan, interpret: Any = None) -> Launcher:
-    """The planned program as a function of its inputs, usable under jax.jit.
+def build(
+    plan: KernelPlan,
+    interpret: Any = None,
+    *,
+    machine: Machine = H200,
+    debug: bool = False,
+) -> Launcher:
+    """The planned program as a function of its inputs; see Launcher.
 
     Raises:
         PlanError: a stream is no operand of the tensor cores.
+        VerifyError: the plan is not proved.
     """
     check_streams(plan.schedule.events.graph.program)
-    return Launcher(plan, interpret)
+    return Launcher(plan, interpret, machine=machine, debug=debug)

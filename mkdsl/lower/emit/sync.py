@@ -10,6 +10,8 @@ wait: one thread polls with ld.relaxed.gpu, then fence.acquire.gpu, then a barri
     copies and their data may have been written by ordinary stores.
     (PTX ISA, "Memory Consistency Model: Proxies".)
 
+A debug build bounds its waits; they order memory in the same way (bounded.py).
+
 There is no relaxed signal: a completed bulk store followed by a relaxed increment was
 measured to be a race on the H200 (2026-11-29: stale data in 1721 of 2000 launches of
 the hand-off stress test; none with release).
@@ -23,24 +25,37 @@ from typing import Any, NamedTuple
 from jax.experimental.mosaic.gpu import utils as mgpu_utils
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from mkdsl.lower.emit.bounded import Place, Watch
+
 Ref = Any
 Scalar = Any
 
 
 class Counters(NamedTuple):
-    """The events in device memory."""
+    """The events in device memory; a `watch` bounds all waits, in a debug build."""
 
     events: Ref
+    watch: Watch | None = None
 
     def signal(self, event: Scalar) -> None:
         """Raise an event by one; the caller's stores have completed."""
         plgpu.semaphore_signal(self.events.at[event], 1, memory_scope="gpu")
 
-    def wait(self, event: Scalar, threshold: Scalar) -> None:
-        """Return once an event has reached the threshold."""
-        plgpu.semaphore_wait(
-            self.events.at[event], threshold, decrement=False, memory_scope="gpu"
-        )
+    def wait(
+        self, event: Scalar, threshold: Scalar, where: Place | None = None
+    ) -> None:
+        """Return once an event has reached the threshold.
+
+        Args:
+            where: who waits; a watch needs it.
+        """
+        counter = self.events.at[event]
+        if self.watch is None or where is None:
+            plgpu.semaphore_wait(
+                counter, threshold, decrement=False, memory_scope="gpu"
+            )
+        else:
+            self.watch.wait(counter, event, threshold, where)
         _proxy_fence()
 
 

@@ -23,6 +23,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from mkdsl.lang.expr import Expr, Ops
 from mkdsl.lower import encode
 from mkdsl.lower.emit import timestamps as ts
+from mkdsl.lower.emit.bounded import Place
 from mkdsl.lower.emit.code import Code, Stream
 from mkdsl.lower.emit.sync import Counters
 
@@ -89,6 +90,7 @@ class Instruction:
 
     def __init__(self, kernel: Kernel, i: Value) -> None:
         self.kernel, self.base = kernel, i * kernel.stride
+        self.i = i
 
     def word(self, k: int) -> Value:
         """Word k of the instruction."""
@@ -165,10 +167,11 @@ def wait_for(kernel: Kernel, at: Instruction, first: int) -> None:
         return
     offset, count = at.word(first), at.word(first + 1)
     words, counters = kernel.memory.words, kernel.counters
+    where = Place(int(first == encode.RESIDENT_WAITS), at.i)
 
     def one(k: Value, carry: Value) -> Value:
         pair = offset + encode.WAIT_WORDS * k
-        counters.wait(words[pair], words[pair + 1])
+        counters.wait(words[pair], words[pair + 1], where)
         return carry
 
     lax.fori_loop(0, count, one, 0)
