@@ -210,7 +210,7 @@ def decode_program(
     max_length: int,
     *,
     logits: bool = False,
-    **sizes: int,
+    **sizes: Any,
 ) -> Callable[[Params, KVCache, Array], tuple[Array, KVCache]]:
     """Write the decode step as a program, to be run by `mk.megakernel`.
 
@@ -222,7 +222,7 @@ def decode_program(
         batch: Rows (B).
         max_length: Slots of the cache.
         logits: Whether to return scores, float32 [B, V], instead of tokens.
-        sizes: Of tiles, see `Step`.
+        sizes: Of tiles, and the machine that they are for, see `Step`.
 
     Returns:
         `f(decode_params, cache, tokens int32 [B]) -> (tokens int32 [B], cache)`; see

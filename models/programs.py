@@ -49,8 +49,9 @@ class Step:
         max_length: Slots of the cache (S).
         dtype: Of activations, that of the parameters.
         rows: Rows of a weight in one task; None for what the machine likes.
-        vocabulary_rows: Rows of the vocabulary matrix in one task.
+        vocabulary_rows: Rows of the vocabulary matrix in one task; None for the most.
         block: Cached tokens in one block of attention.
+        machine: That the tiles are for; None for the one that the kernel is made for.
     """
 
     config: ModelConfig
@@ -58,8 +59,9 @@ class Step:
     max_length: int
     dtype: Any
     rows: int | None = None
-    vocabulary_rows: int = 256
+    vocabulary_rows: int | None = None
     block: int = 64
+    machine: Any = None
 
     def shape(self, *sizes: int) -> mk.Shape:
         """An array of activations, [B, *sizes]."""
@@ -203,7 +205,7 @@ class Step:
             tiled: How many of `before` it sees by tiles as its result, the first ones.
         """
         depth = weights[0].shape[1]
-        rows = self.rows or mk.projection_rows(count, depth, self.batch)
+        rows = self.rows or mk.projection_rows(count, depth, self.batch, self.machine)
         tile = self.tile(rows)
         return mk.call(
             task,
@@ -233,7 +235,7 @@ class Step:
         self, x: Array, gain: Array, table: Array, *, unit_offset: bool
     ) -> Array:
         """Scores of the whole vocabulary, float32 [B, V]."""
-        c, rows = self.config, self.vocabulary_rows
+        c, rows = self.config, self._vocabulary_rows
         return mk.call(
             partial(sample.logits, eps=c.norm_eps, unit_offset=unit_offset),
             grid=(mk.cdiv(c.vocab_size, rows),),
@@ -246,7 +248,7 @@ class Step:
         self, x: Array, gain: Array, table: Array, *, unit_offset: bool
     ) -> Array:
         """The token of the largest score, lowest on ties, int32 [B]."""
-        c, rows = self.config, self.vocabulary_rows
+        c, rows = self.config, self._vocabulary_rows
         count = mk.cdiv(c.vocab_size, rows)
         found = mk.call(
             partial(sample.best, eps=c.norm_eps, unit_offset=unit_offset),
@@ -271,6 +273,10 @@ class Step:
             out_specs=mk.Spec((self.batch,), lambda: (0,), column=True),
             out_shape=mk.Shape((self.batch,), jnp.int32),
         )(*found)
+
+    @property
+    def _vocabulary_rows(self) -> int:
+        return self.vocabulary_rows or mk.most_rows(self.machine)
 
     @property
     def _candidate(self) -> tuple[mk.Spec, mk.Spec]:

@@ -11,15 +11,18 @@ Source: a step of Llama-3.2-1B (docs/performance_log.md).
 """
 
 from mkdsl.lang.expr import cdiv
+from mkdsl.lang.program import ITEM_BYTES
+from mkdsl.lower.check_pages import MAX_PAGE_ROWS
 from mkdsl.lower.machine import H200, Machine
 from mkdsl.lower.pages import PIECE, PIECES, dot_page, tile_bytes
+from mkdsl.lower.pieces import page_allows
 
 TILES = (64, 32, 16)
 LEAST_GAIN = 0.05
 
 
 def projection_rows(
-    count: int, depth: int, columns: int, machine: Machine = H200
+    count: int, depth: int, columns: int, machine: Machine | None = None
 ) -> int:
     """Rows of a [count, depth] weight that one task should have.
 
@@ -28,7 +31,7 @@ def projection_rows(
             and up together.
         depth: bfloat16 elements of a row.
         columns: rows of the batch.
-        machine: where it runs.
+        machine: where it runs; an H200 if None.
 
     >>> projection_rows(2048, 2048, 1), projection_rows(3072, 2048, 8)
     (16, 32)
@@ -41,16 +44,35 @@ def projection_rows(
     >>> projection_rows(2048, 8192, 8), projection_rows(2048, 8192, 1)
     (64, 16)
     """
-    in_pieces = columns == 1 and depth % (PIECE * PIECES) == 0
-    resident = tile_bytes(columns, depth, "bfloat16") // (PIECES if in_pieces else 1)
-    if resident > machine.smem_bytes // 3:
-        return TILES[0]
+    machine = machine or H200
     best, best_ns = TILES[0], float("inf")
     for rows in TILES:
-        if dot_page(rows, depth, machine.page_bytes)[0] != rows:
+        page = dot_page(rows, depth, machine.page_bytes)
+        room = machine.smem_bytes // 3
+        if page[0] != rows or _resident_bytes(page, depth, columns) > room:
             continue
         waves = cdiv(cdiv(count, rows), machine.sms)
         one = machine.task_ns + machine.page_ns + machine.read_ns(rows * depth * 2)
         if waves * one < best_ns * (1 - LEAST_GAIN):
             best, best_ns = rows, waves * one
     return best
+
+
+def most_rows(machine: Machine | None = None) -> int:
+    """Most rows that a task may have: a page holds all of them, 64 elements of each.
+
+    Args:
+        machine: where it runs; an H200 if None.
+
+    >>> most_rows()
+    256
+    """
+    machine = machine or H200
+    rows = machine.page_bytes // (64 * ITEM_BYTES["bfloat16"]) // 64 * 64
+    return min(rows, MAX_PAGE_ROWS)
+
+
+def _resident_bytes(page: tuple[int, int], depth: int, columns: int) -> int:
+    """Bytes of the operand that stays while pages stream past it."""
+    in_pieces = columns == 1 and depth % (PIECE * PIECES) == 0 and page_allows(*page)
+    return tile_bytes(columns, depth, "bfloat16") // (PIECES if in_pieces else 1)
