@@ -36,6 +36,7 @@ from mkdsl.lower.verify import verify_events
 from mkdsl.lower.verify_graph import verify_program, verify_tasks
 from mkdsl.lower.verify_plan import verify_encoded, verify_plan
 from mkdsl.lower.verify_schedule import verify_schedule
+from mkdsl.lower.widen_waits import widen_waits
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,8 @@ PASSES = (
     Pass("dependences", lambda g, m, o: find_dependences(g),
          lambda g, m: verify_tasks(g), print_tasks),
     Pass("events", lambda g, m, o: fuse_events(g),
+         lambda e, m: verify_events(e), print_events),
+    Pass("widened", lambda e, m, o: widen_waits(e),
          lambda e, m: verify_events(e), print_events),
     Pass("normalized", lambda e, m, o: normalize(e),
          lambda e, m: verify_events(e), print_events),
