@@ -263,7 +263,9 @@ def decode_program(
             s = (x, y, p["post_norm"])
             n, gated = (*s, p["pre_ffn_norm"]), partial(tasks.gate_up, **eps)
             inner = c.intermediate_size
-            u = step.by_rows(gated, "gate_up", inner, n, p["gate"], p["up"])
+            u = step.by_rows(
+                gated, "gate_up", inner, n, p["gate"], p["up"], normed=True
+            )
             x = step.add_branch(*s)
             y = step.by_rows(product, "down", c.hidden_size, (u,), p["down"])
             return x, y, cache

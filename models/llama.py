@@ -247,7 +247,9 @@ def decode_program(
             x = step.by_rows(add, "o", hidden, (x, a), p["o"], tiled=1)
             gated, n = partial(tasks.gate_up, eps=eps), (x, p["post_norm"])
             inner = c.intermediate_size
-            u = step.by_rows(gated, "gate_up", inner, n, p["gate"], p["up"])
+            u = step.by_rows(
+                gated, "gate_up", inner, n, p["gate"], p["up"], normed=True
+            )
             return step.by_rows(add, "down", hidden, (x, u), p["down"], tiled=1), cache
 
         x, cache = mk.scan(layer, (x, cache), params["layers"])

@@ -197,15 +197,24 @@ class Step:
         before: tuple[Array, ...],
         *weights: Array,
         tiled: int = 0,
+        normed: bool = False,
     ) -> Array:
         """A projection to `count` features, some of them a task: [B, count].
 
         Args:
             task: Called on `before` and a block of rows of each weight.
             tiled: How many of `before` it sees by tiles as its result, the first ones.
+            normed: Whether it norms what it multiplies.
         """
         depth = weights[0].shape[1]
-        rows = self.rows or mk.projection_rows(count, depth, self.batch, self.machine)
+        rows = self.rows or mk.projection_rows(
+            count,
+            depth,
+            self.batch,
+            self.machine,
+            weights=len(weights),
+            computed=normed,
+        )
         tile = self.tile(rows)
         return mk.call(
             task,
