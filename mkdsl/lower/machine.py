@@ -48,6 +48,7 @@ class Machine:
         wait_ns: from the last signal of an event to the end of a wait for it.
         operands_ns: from the end of a wait to the arrival of resident operands.
         computed_ns: time of a body for an element that it computes for mk.dot.
+        launch_ns: of a step without tasks, counters zeroed.
         runs_kernel: whether the kernel runs on it; else it is planned and simulated.
         sources: of the numbers.
     """
@@ -65,6 +66,7 @@ class Machine:
     wait_ns: float
     operands_ns: float
     computed_ns: float
+    launch_ns: float
     runs_kernel: bool = True
     sources: tuple[Source, ...] = field(default=(), compare=False, repr=False)
 
