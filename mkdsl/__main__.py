@@ -245,7 +245,7 @@ def _show(args: argparse.Namespace) -> None:
     step, shapes = _step(
         args.model, args.batch, args.max_length, machine, logits=args.logits
     )
-    platform = "cuda" if machine in MACHINES else "cpu"
+    platform = "cuda" if machine.runs_kernel else "cpu"
     print(step.kernel.lower(*shapes, platforms=(platform,)).as_text(args.stage), end="")
 
 
@@ -273,7 +273,7 @@ def _step(
         batch,
         max_length,
         logits=logits,
-        implementation="mosaic_gpu" if machine in MACHINES else "simulate",
+        implementation="mosaic_gpu" if machine.runs_kernel else "simulate",
         machine=machine,
     )
     return step, argument_shapes(config, batch, max_length)

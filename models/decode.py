@@ -91,7 +91,7 @@ class DecodeStep:
         """
         program = family_of(config).decode_program
         self.kernel = mk.megakernel(
-            program(config, batch, max_length, logits=logits),
+            program(config, batch, max_length, logits=logits, machine=machine),
             donate_argnums=1,
             implementation=implementation,
             machine=machine,

@@ -211,7 +211,7 @@ def decode_program(
     *,
     logits: bool = False,
     scores: bool = False,
-    **sizes: int,
+    **sizes: Any,
 ) -> Callable[[Params, KVCache, Array], tuple[Any, KVCache]]:
     """Write the decode step as a program, to be run by `mk.megakernel`.
 
@@ -224,7 +224,7 @@ def decode_program(
         max_length: Slots of the cache.
         logits: Whether to return all scores, float32 [B, V], instead of tokens.
         scores: Whether to return (tokens, their scores float32 [B]).
-        sizes: Of tiles, see `Step`.
+        sizes: Of tiles, and the machine that they are for, see `Step`.
 
     Returns:
         `f(decode_params, cache, tokens int32 [B]) -> (tokens int32 [B], cache)`; see
@@ -265,7 +265,9 @@ def decode_program(
             s = (x, y, p["post_norm"])
             n, gated = (*s, p["pre_ffn_norm"]), partial(tasks.gate_up, **eps)
             inner = c.intermediate_size
-            u = step.by_rows(gated, "gate_up", inner, n, p["gate"], p["up"])
+            u = step.by_rows(
+                gated, "gate_up", inner, n, p["gate"], p["up"], normed=True
+            )
             x = step.add_branch(*s)
             y = step.by_rows(product, "down", c.hidden_size, (u,), p["down"])
             return x, y, cache

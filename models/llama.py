@@ -211,7 +211,7 @@ def decode_program(
     *,
     logits: bool = False,
     scores: bool = False,
-    **sizes: int,
+    **sizes: Any,
 ) -> Callable[[Params, KVCache, Array], tuple[Any, KVCache]]:
     """Write the decode step as a program, to be run by `mk.megakernel`.
 
@@ -221,7 +221,7 @@ def decode_program(
         max_length: Slots of the cache.
         logits: Whether to return all scores, float32 [B, V], instead of tokens.
         scores: Whether to return (tokens, their scores float32 [B]).
-        sizes: Of tiles, see `Step`.
+        sizes: Of tiles, and the machine that they are for, see `Step`.
 
     Returns:
         `f(decode_params, cache, tokens int32 [B]) -> (tokens int32 [B], cache)`; see
@@ -249,7 +249,9 @@ def decode_program(
             x = step.by_rows(add, "o", hidden, (x, a), p["o"], tiled=1)
             gated, n = partial(tasks.gate_up, eps=eps), (x, p["post_norm"])
             inner = c.intermediate_size
-            u = step.by_rows(gated, "gate_up", inner, n, p["gate"], p["up"])
+            u = step.by_rows(
+                gated, "gate_up", inner, n, p["gate"], p["up"], normed=True
+            )
             return step.by_rows(add, "down", hidden, (x, u), p["down"], tiled=1), cache
 
         x, cache = mk.scan(layer, (x, cache), params["layers"])

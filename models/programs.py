@@ -49,8 +49,9 @@ class Step:
         max_length: Slots of the cache (S).
         dtype: Of activations, that of the parameters.
         rows: Rows of a weight in one task; None for what the machine likes.
-        vocabulary_rows: Rows of the vocabulary matrix in one task.
+        vocabulary_rows: Rows of the vocabulary matrix in one task; None for the most.
         block: Cached tokens in one block of attention.
+        machine: That the tiles are for; None for the one that the kernel is made for.
     """
 
     config: ModelConfig
@@ -58,8 +59,9 @@ class Step:
     max_length: int
     dtype: Any
     rows: int | None = None
-    vocabulary_rows: int = 256
+    vocabulary_rows: int | None = None
     block: int = 64
+    machine: Any = None
 
     def shape(self, *sizes: int) -> mk.Shape:
         """An array of activations, [B, *sizes]."""
@@ -195,15 +197,24 @@ class Step:
         before: tuple[Array, ...],
         *weights: Array,
         tiled: int = 0,
+        normed: bool = False,
     ) -> Array:
         """A projection to `count` features, some of them a task: [B, count].
 
         Args:
             task: Called on `before` and a block of rows of each weight.
             tiled: How many of `before` it sees by tiles as its result, the first ones.
+            normed: Whether it norms what it multiplies.
         """
         depth = weights[0].shape[1]
-        rows = self.rows or mk.projection_rows(count, depth, self.batch)
+        rows = self.rows or mk.projection_rows(
+            count,
+            depth,
+            self.batch,
+            self.machine,
+            weights=len(weights),
+            computed=normed,
+        )
         tile = self.tile(rows)
         return mk.call(
             task,
@@ -249,7 +260,7 @@ class Step:
         self, x: Array, gain: Array, table: Array, *, unit_offset: bool
     ) -> Array:
         """Scores of the whole vocabulary, float32 [B, V]."""
-        c, rows = self.config, self.vocabulary_rows
+        c, rows = self.config, self._vocabulary_rows
         return mk.call(
             partial(sample.logits, eps=c.norm_eps, unit_offset=unit_offset),
             grid=(mk.cdiv(c.vocab_size, rows),),
@@ -262,7 +273,7 @@ class Step:
         self, x: Array, gain: Array, table: Array, *, unit_offset: bool
     ) -> tuple[Array, Array]:
         """Tokens of the largest scores, lowest on ties, int32 [B]; the scores."""
-        c, rows = self.config, self.vocabulary_rows
+        c, rows = self.config, self._vocabulary_rows
         count = mk.cdiv(c.vocab_size, rows)
         found = mk.call(
             partial(sample.best, eps=c.norm_eps, unit_offset=unit_offset),
@@ -288,6 +299,10 @@ class Step:
             out_specs=(row, row),
             out_shape=(mk.Shape(size, jnp.int32), mk.Shape(size, jnp.float32)),
         )(*found)
+
+    @property
+    def _vocabulary_rows(self) -> int:
+        return self.vocabulary_rows or mk.most_rows(self.machine)
 
     @property
     def _candidate(self) -> tuple[mk.Spec, mk.Spec]:

@@ -105,7 +105,7 @@ def test_an_error_of_ours_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("stage", ["program", "schedule"])
-@pytest.mark.parametrize("machine", ["h200", "simulated"])
+@pytest.mark.parametrize("machine", ["h200", "rtx4090", "simulated"])
 def test_show(capsys: pytest.CaptureFixture[str], stage: str, machine: str) -> None:
     args = ["--stage", stage, "--machine", machine, "--batch", "2"]
     assert run("show", "--model", MODEL, *args) == 0

@@ -54,11 +54,15 @@ def _task_allows(call: Call, page_bytes: int) -> bool:
     for s in task.streams:
         if not isinstance(s, Dot):
             return False
-        rows, columns = dot_page(s.rows, s.depth, page_bytes)
-        width = columns // stacks(rows)
-        if width != PIECE and (rows < 64 or not width or PIECE % width):
+        if not page_allows(*dot_page(s.rows, s.depth, page_bytes)):
             return False
     return True
+
+
+def page_allows(rows: int, columns: int) -> bool:
+    """True if pages of so many rows and columns may meet an operand in pieces."""
+    width = columns // stacks(rows)
+    return width == PIECE or (rows >= 64 and width > 0 and PIECE % width == 0)
 
 
 def long_operands(kind_or_call: Kind | Call) -> tuple[int, ...]:

@@ -19,6 +19,7 @@ from mkdsl.lower.decompose import DecomposeOptions, decompose
 from mkdsl.lower.dependences import find_dependences
 from mkdsl.lower.elide_waits import elide_waits
 from mkdsl.lower.encode import Encoded, encode
+from mkdsl.lower.estimate import estimate
 from mkdsl.lower.fuse_events import fuse_events
 from mkdsl.lower.ir import EventGraph, KernelPlan, Schedule, TaskGraph
 from mkdsl.lower.machine import Machine
@@ -36,6 +37,7 @@ from mkdsl.lower.verify import verify_events
 from mkdsl.lower.verify_graph import verify_program, verify_tasks
 from mkdsl.lower.verify_plan import verify_encoded, verify_plan
 from mkdsl.lower.verify_schedule import verify_schedule
+from mkdsl.lower.widen_waits import widen_waits
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,8 @@ PASSES = (
          lambda g, m: verify_tasks(g), print_tasks),
     Pass("events", lambda g, m, o: fuse_events(g),
          lambda e, m: verify_events(e), print_events),
+    Pass("widened", lambda e, m, o: widen_waits(e),
+         lambda e, m: verify_events(e), print_events),
     Pass("normalized", lambda e, m, o: normalize(e),
          lambda e, m: verify_events(e), print_events),
     Pass("schedule", lambda e, m, o: schedule(e, m, o.schedule),
@@ -87,14 +91,16 @@ class Stage:
     name: str
     value: Program | TaskGraph | EventGraph | Schedule | KernelPlan
     print_value: Callable[[Any], str]
+    machine: Machine
 
     def as_text(self) -> str:
         """The canonical text of the stage."""
         return self.print_value(self.value)
 
     def counts(self) -> dict[str, int]:
-        """Its size: tasks, needs, events, waits, longest queue, bytes."""
-        return dict(_counts(self.value))
+        """Its size: tasks, needs, events, waits, longest queue, bytes; of a schedule
+        also the critical path and the lower bound of a step, in us (estimate.py)."""
+        return dict(_counts(self.value, self.machine))
 
     def __str__(self) -> str:
         counts = (f"{number} {what}" for what, number in self.counts().items())
@@ -114,7 +120,7 @@ def run_passes(
     for step in PASSES:
         value = step.run(value, machine, options or Options())
         step.verify(value, machine)
-        yield Stage(step.stage, value, step.text)
+        yield Stage(step.stage, value, step.text, machine)
 
 
 def compile_program(
@@ -186,7 +192,7 @@ def encode_plan(plan: KernelPlan) -> Encoded:
     return encoded
 
 
-def _counts(value: object) -> Iterator[tuple[str, int]]:
+def _counts(value: object, machine: Machine) -> Iterator[tuple[str, int]]:
     match value:
         case Program():
             yield "buffers", len(value.buffers)
@@ -205,12 +211,20 @@ def _counts(value: object) -> Iterator[tuple[str, int]]:
             yield "waits", sum(map(len, value.waits))
             yield "most waits", max(map(len, value.waits), default=0)
         case Schedule():
-            yield from _counts(value.events)
+            yield from _counts(value.events, machine)
             yield "SMs", len(value.queues)
             yield "longest queue", max(map(len, value.queues), default=0)
+            yield from _bounds(value, machine)
         case KernelPlan():
-            yield from _counts(value.schedule)
+            yield from _counts(value.schedule.events, machine)
             yield "pages", value.ring
             yield "smem bytes", value.smem_bytes
+            yield from _bounds(value, machine)
         case _:
             return
+
+
+def _bounds(plan: Schedule | KernelPlan, machine: Machine) -> Iterator[tuple[str, int]]:
+    cost = estimate(plan, machine)
+    yield "us critical path", round(cost.critical_ns / 1e3)
+    yield "us lower bound", round(cost.lower_bound_ns / 1e3)

@@ -5,30 +5,41 @@ Needs: the rows and the depth of the projection.
 Guarantees: 16, 32 or 64 rows, few only where their pages are full (pages.stacks).
 Why it is correct: any tile is; this is about speed alone.
 How: the tasks of one stage run in waves of one per SM. The time is the number of waves
-times that of a task; the largest tile wins unless a smaller one gains 5 %.
+times that of a task; the largest tile wins unless a smaller one gains 5 %. While a task
+computes its operand, the loader gets as far as the ring, and then has to wait.
 Cost: arithmetic.
 Source: a step of Llama-3.2-1B (docs/performance_log.md).
 """
 
 from mkdsl.lang.expr import cdiv
+from mkdsl.lang.program import ITEM_BYTES
+from mkdsl.lower.check_pages import MAX_PAGE_ROWS
 from mkdsl.lower.machine import H200, Machine
-from mkdsl.lower.pages import PIECE, PIECES, dot_page, tile_bytes
+from mkdsl.lower.pages import PIECE, PIECES, dot_page, round_up, tile_bytes
+from mkdsl.lower.pieces import page_allows
 
 TILES = (64, 32, 16)
 LEAST_GAIN = 0.05
 
 
 def projection_rows(
-    count: int, depth: int, columns: int, machine: Machine = H200
+    count: int,
+    depth: int,
+    columns: int,
+    machine: Machine | None = None,
+    *,
+    weights: int = 1,
+    computed: bool = False,
 ) -> int:
     """Rows of a [count, depth] weight that one task should have.
 
     Args:
-        count: rows of all the weights that are read in one stage, such as those of gate
-            and up together.
+        count: rows of the weight, or of all those that share a stage.
         depth: bfloat16 elements of a row.
         columns: rows of the batch.
-        machine: where it runs.
+        machine: where it runs; an H200 if None.
+        weights: how many such weights a task reads, such as gate and up.
+        computed: whether a task computes the operand that they meet, a norm say.
 
     >>> projection_rows(2048, 2048, 1), projection_rows(3072, 2048, 8)
     (16, 32)
@@ -40,17 +51,58 @@ def projection_rows(
 
     >>> projection_rows(2048, 8192, 8), projection_rows(2048, 8192, 1)
     (64, 16)
+
+    Few rows even out what each SM streams, unless each task norms eight columns first.
+
+    >>> gate_up = {"weights": 2, "computed": True}
+    >>> [projection_rows(14336, 4096, batch, **gate_up) for batch in (1, 8)]
+    [16, 64]
     """
-    in_pieces = columns == 1 and depth % (PIECE * PIECES) == 0
-    resident = tile_bytes(columns, depth, "bfloat16") // (PIECES if in_pieces else 1)
-    if resident > machine.smem_bytes // 3:
-        return TILES[0]
+    machine = machine or H200
     best, best_ns = TILES[0], float("inf")
     for rows in TILES:
-        if dot_page(rows, depth, machine.page_bytes)[0] != rows:
+        page = dot_page(rows, depth, machine.page_bytes)
+        room = machine.smem_bytes // 3
+        if page[0] != rows or _resident_bytes(page, depth, columns) > room:
             continue
         waves = cdiv(cdiv(count, rows), machine.sms)
-        one = machine.task_ns + machine.page_ns + machine.read_ns(rows * depth * 2)
-        if waves * one < best_ns * (1 - LEAST_GAIN):
-            best, best_ns = rows, waves * one
+        one = read = machine.read_ns(weights * rows * depth * 2)
+        if computed:
+            ahead = min(read, 2 * machine.in_flight * machine.page_ns)
+            one = max(read, _computed_ns(page, depth, columns, machine) + read - ahead)
+        ns = machine.page_ns + waves * (machine.task_ns + one)
+        if ns < best_ns * (1 - LEAST_GAIN):
+            best, best_ns = rows, ns
     return best
+
+
+def most_rows(machine: Machine | None = None) -> int:
+    """Most rows that a task may have: a page holds all of them, 64 elements of each.
+
+    Args:
+        machine: where it runs; an H200 if None.
+
+    >>> most_rows()
+    256
+    """
+    machine = machine or H200
+    rows = machine.page_bytes // (64 * ITEM_BYTES["bfloat16"]) // 64 * 64
+    return min(rows, MAX_PAGE_ROWS)
+
+
+def _in_pieces(page: tuple[int, int], depth: int, columns: int) -> bool:
+    return columns == 1 and depth % (PIECE * PIECES) == 0 and page_allows(*page)
+
+
+def _resident_bytes(page: tuple[int, int], depth: int, columns: int) -> int:
+    """Bytes of the operand that stays while pages stream past it."""
+    pieces = PIECES if _in_pieces(page, depth, columns) else 1
+    return tile_bytes(columns, depth, "bfloat16") // pieces
+
+
+def _computed_ns(
+    page: tuple[int, int], depth: int, columns: int, machine: Machine
+) -> float:
+    """Until a task has its operand: what it is computed from arrives, and is used."""
+    lanes = 1 if _in_pieces(page, depth, columns) else round_up(columns, 8)
+    return machine.operands_ns + machine.computed_ns * lanes * depth

@@ -21,7 +21,14 @@ from jax.interpreters import ad, batching, mlir
 from mkdsl.errors import NO_SRC, LaunchError, PlanError, SrcInfo
 from mkdsl.lang.program import ITEM_BYTES, Program
 from mkdsl.lower.ir import KernelPlan
-from mkdsl.lower.machine import H200, MACHINES, Machine, machine_for, simulated
+from mkdsl.lower.machine import (
+    H200,
+    MACHINES,
+    Machine,
+    check_runs,
+    machine_for,
+    simulated,
+)
 from mkdsl.lower.pages import stream_operands
 from mkdsl.lower.pipeline import Options, compile_program
 from mkdsl.runtime.interpret_program import run_program
@@ -173,12 +180,15 @@ def _gpu_machine(platform: str, machine: Machine | None) -> Machine:
             f"it needs a CUDA device, and the platform is {platform!r}",
             hint="install jax[cuda13] on a machine with a supported GPU",
         )
+    if machine is not None:
+        check_runs(machine)
     kind = device_kind()
     if kind is None:
         if machine is None:
+            names = ", ".join(m.name for m in MACHINES if m.runs_kernel)
             raise LaunchError(
                 "lowered for 'cuda' on a machine without a CUDA device",
-                hint=f"pass machine=, one of {', '.join(m.name for m in MACHINES)}",
+                hint=f"pass machine=, one of {names}",
             )
         return machine
     if machine is not None and machine.device_kind != kind:

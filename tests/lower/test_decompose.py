@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from mkdsl.errors import LaunchError, PlanError
+from mkdsl.errors import PlanError
 from mkdsl.lang.expr import Expr
 from mkdsl.lang.program import Access, Axis, Call, Dot, Fold, Program, Scan
 from mkdsl.lower.cost import kind_cost, stage_ns
 from mkdsl.lower.decompose import DecomposeOptions, decompose
 from mkdsl.lower.ir import Kind, TaskGraph
-from mkdsl.lower.machine import H200, Machine, machine_for, simulated
+from mkdsl.lower.machine import H200, Machine, simulated
 from mkdsl.lower.parts import legal_parts
 from mkdsl.lower.verify_graph import verify_program, verify_tasks
 from tests.lower.programs import attention, llama, mlp, two_layers
@@ -277,19 +277,6 @@ def test_ragged_depth_is_not_split() -> None:
 
 
 # ------------------------------------------------------------------- machine and cost
-
-
-def test_machine_by_device_kind() -> None:
-    assert machine_for("NVIDIA H200") is H200
-    with pytest.raises(LaunchError, match=r"'cpu'; supported: 'NVIDIA H200'"):
-        machine_for("cpu")
-    with pytest.raises(ValueError, match=r"holds no page"):
-        replace(H200, smem_bytes=100)
-
-
-def test_page_time_is_the_measured_one() -> None:
-    assert H200.page_ns == pytest.approx(940, abs=10)
-    assert simulated(7).page_ns == pytest.approx(H200.page_ns)
 
 
 def test_bytes_of_a_task() -> None:

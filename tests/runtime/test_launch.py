@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import mkdsl as mk
-from mkdsl.lower.machine import H200
+from mkdsl.lower.machine import H200, RTX_4090
 from mkdsl.runtime.stages import TEXTS
 from models.llama import decode_program
 from tests.tiny_llama import TINY, example
@@ -214,6 +214,9 @@ def test_a_named_implementation_that_cannot_run_says_why() -> None:
         ("NVIDIA A100", H200, "xla: machine 'h200' is a 'NVIDIA H200'"),
         (None, None, "xla: lowered for 'cuda' on a machine without"),
         (None, H200, "mosaic_gpu: the device is a NVIDIA H200"),
+        ("NVIDIA GeForce RTX 4090", None, "xla: machine 'rtx4090'"),
+        ("NVIDIA H200", RTX_4090, "xla: machine 'rtx4090'"),
+        (None, RTX_4090, "xla: machine 'rtx4090'"),
     ],
 )
 def test_choice_on_cuda(
@@ -223,6 +226,13 @@ def test_choice_on_cuda(
     f = mk.megakernel(decode, machine=machine)
     lowered = f.lower(*arguments(), platforms=("cuda",))
     assert lowered.why().startswith(want)
+
+
+def test_the_kernel_is_refused_on_a_machine_that_it_does_not_run_on() -> None:
+    f = mk.megakernel(decode, implementation="mosaic_gpu", machine=RTX_4090)
+    with pytest.raises(mk.LaunchError, match=r"cannot run: machine 'rtx4090'") as e:
+        f.lower(*arguments(), platforms=("cuda",))
+    assert "'simulate'" in str(e.value)
 
 
 def test_the_kernel_is_one_custom_call_that_aliases_its_state() -> None:
