@@ -15,17 +15,15 @@ from benchmarks.baselines import DecodeLoop, LoopResult, MakeStep
 from benchmarks.shapes import DecodeShape
 from models.cache import KVCache
 from models.config import Rope
-from models.llama import LlamaConfig, decode_params, decode_program
+from models.decode import decode_params
+from models.llama import LlamaConfig
+from models.qwen3 import Qwen3Config
+from models.registry import family_of
 
 
-def config_of(shape: DecodeShape, max_length: int) -> LlamaConfig:
-    """The configuration of a shape.
-
-    Raises:
-        ValueError: there is no program of that family.
-    """
-    if shape.qk_norm:
-        raise ValueError(f"{shape.name}: no decode program with norms of q and k")
+def config_of(shape: DecodeShape, max_length: int) -> LlamaConfig | Qwen3Config:
+    """The configuration of a shape."""
+    family = Qwen3Config if shape.qk_norm else LlamaConfig
     scaling, rope = shape.rope_scaling, Rope(shape.rope_theta)
     if scaling is not None:
         rope = Rope(
@@ -36,7 +34,7 @@ def config_of(shape: DecodeShape, max_length: int) -> LlamaConfig:
             scaling.high_freq_factor,
             scaling.original_positions,
         )
-    return LlamaConfig(
+    return family(
         vocab_size=shape.vocab,
         hidden_size=shape.hidden,
         intermediate_size=shape.intermediate,
@@ -63,6 +61,8 @@ def stacked_params(shape: DecodeShape) -> dict[str, Any]:
             {
                 "input_norm": layer.input_norm,
                 "post_norm": layer.mlp_norm,
+                "q_norm": layer.q_norm,
+                "k_norm": layer.k_norm,
                 "q": layer.qkv[:q_rows],
                 "k": layer.qkv[q_rows:k_stop],
                 "v": layer.qkv[k_stop:],
@@ -73,7 +73,9 @@ def stacked_params(shape: DecodeShape) -> dict[str, Any]:
             }
             for layer in layers
         ]
-        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *parts)
+        # Without norms of q and k these are None, which is no leaf.
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *parts)
+        return {name: leaf for name, leaf in stacked.items() if leaf is not None}
 
     tree: dict[str, Any] = {
         "embed": params.embedding,
@@ -98,7 +100,7 @@ def make_loop(
     """`steps` greedy steps as one jitted function; the cache is donated."""
     config = config_of(shape, max_length)
     step = mk.megakernel(
-        decode_program(config, batch, max_length, scores=True),
+        family_of(config).decode_program(config, batch, max_length, scores=True),
         donate_argnums=1,
         implementation=implementation,
     )

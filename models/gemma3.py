@@ -21,7 +21,7 @@ import numpy as np
 
 import mkdsl as mk
 from models import rope
-from models.cache import KVCache, append, check_room
+from models.cache import KVCache
 from models.gemma3_config import Gemma3Config
 from models.params import Leaf, Params, decoder_leaves
 from models.programs import Array, Step, head_of, twice
@@ -29,12 +29,10 @@ from models.reference import (
     Past,
     attention,
     embed,
+    forward_of,
     heads,
-    jit_model,
-    last_real,
     linear,
-    logits,
-    no_cache,
+    prefill_of,
     rms_normalize,
     scan_layers,
 )
@@ -82,62 +80,6 @@ def rope_frequencies(config: Gemma3Config, is_global: bool) -> rope.Frequencies:
 def layer_windows(config: Gemma3Config) -> tuple[int, ...]:
     """Tokens that each layer sees, the current one included; `NO_WINDOW` for all."""
     return tuple(NO_WINDOW if g else config.window for g in config.layer_is_global)
-
-
-@jit_model
-def forward(
-    config: Gemma3Config, params: Params, ids: jax.Array, lengths: jax.Array
-) -> jax.Array:
-    """Score every position.
-
-    Returns:
-        float32 [B, T, V]; row t is what follows token t. Padding positions hold finite
-        numbers without meaning.
-    """
-    cache = no_cache(config, ids.shape[0], params["embed"].dtype)
-    x, _ = _run(config, params, cache, ids, lengths)
-    return logits(x, _head(params))
-
-
-def prefill(
-    config: Gemma3Config,
-    params: Params,
-    cache: KVCache,
-    ids: jax.Array,
-    lengths: jax.Array,
-) -> tuple[jax.Array, KVCache]:
-    """Read tokens behind those that the cache holds, all rows at once.
-
-    A long prompt may come in pieces, and T = 1 is a decode step. To reuse the buffers
-    of the cache: `jax.jit(prefill, static_argnums=0, donate_argnums=2)`.
-
-    Returns:
-        Logits after each row's last token, float32 [B, V] (no meaning where the length
-        is 0), and the longer cache.
-
-    Raises:
-        ValueError: The cache has too few slots. Under `jax.jit` it cannot be raised;
-            see `KVCache.lengths`.
-    """
-    check_room(cache, lengths)
-    return _prefill(config, params, cache, ids, lengths)
-
-
-@jit_model
-def _prefill(
-    config: Gemma3Config,
-    params: Params,
-    cache: KVCache,
-    ids: jax.Array,
-    lengths: jax.Array,
-) -> tuple[jax.Array, KVCache]:
-    x, new = _run(config, params, cache, ids, lengths)
-    cache = append(cache, new.k, new.v, lengths)
-    return logits(last_real(x, lengths), _head(params)), cache
-
-
-def _head(params: Params) -> jax.Array:
-    return params.get("head", params["embed"])
 
 
 def _norm(config: Gemma3Config, x: jax.Array, gain: jax.Array) -> jax.Array:
@@ -192,6 +134,10 @@ def _run(
 
     x, new = scan_layers(layer, x, params["layers"], cache, static)
     return norm(x, params["norm"]), new
+
+
+forward = forward_of(_run)
+prefill = prefill_of(_run)
 
 
 def decode_params(config: Gemma3Config, params: Params) -> Params:

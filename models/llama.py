@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 import mkdsl as mk
 from models import rope
-from models.cache import KVCache, append, check_room
+from models.cache import KVCache
 from models.config import HFConfig, Rope, choice, common_fields, number, read_rope
 from models.params import Leaf, Params, decoder_leaves
 from models.programs import Array, Step, head_of, twice
@@ -26,14 +26,13 @@ from models.reference import (
     Past,
     attention,
     embed,
+    forward_of,
     heads,
-    jit_model,
-    last_real,
     linear,
-    logits,
-    no_cache,
-    rms_normalize,
+    prefill_of,
+    rms_norm,
     scan_layers,
+    silu,
 )
 from models.tasks import linear as tasks
 from models.tasks import sample
@@ -106,71 +105,6 @@ def rope_frequencies(config: LlamaConfig) -> rope.Frequencies:
     return rope.frequencies(config.rope, config.head_dim)
 
 
-@jit_model
-def forward(
-    config: LlamaConfig, params: Params, ids: jax.Array, lengths: jax.Array
-) -> jax.Array:
-    """Score every position.
-
-    Returns:
-        float32 [B, T, V]; row t is what follows token t. Padding positions hold finite
-        numbers without meaning.
-    """
-    cache = no_cache(config, ids.shape[0], params["embed"].dtype)
-    x, _ = _run(config, params, cache, ids, lengths)
-    return logits(x, _head(params))
-
-
-def prefill(
-    config: LlamaConfig,
-    params: Params,
-    cache: KVCache,
-    ids: jax.Array,
-    lengths: jax.Array,
-) -> tuple[jax.Array, KVCache]:
-    """Read tokens behind those that the cache holds, all rows at once.
-
-    A long prompt may come in pieces, and T = 1 is a decode step. To reuse the buffers
-    of the cache: `jax.jit(prefill, static_argnums=0, donate_argnums=2)`.
-
-    Returns:
-        Logits after each row's last token, float32 [B, V] (no meaning where the length
-        is 0), and the longer cache.
-
-    Raises:
-        ValueError: The cache has too few slots. Under `jax.jit` it cannot be raised;
-            see `KVCache.lengths`.
-    """
-    check_room(cache, lengths)
-    return _prefill(config, params, cache, ids, lengths)
-
-
-@jit_model
-def _prefill(
-    config: LlamaConfig,
-    params: Params,
-    cache: KVCache,
-    ids: jax.Array,
-    lengths: jax.Array,
-) -> tuple[jax.Array, KVCache]:
-    x, new = _run(config, params, cache, ids, lengths)
-    cache = append(cache, new.k, new.v, lengths)
-    return logits(last_real(x, lengths), _head(params)), cache
-
-
-def _head(params: Params) -> jax.Array:
-    return params.get("head", params["embed"])
-
-
-def _norm(config: LlamaConfig, x: jax.Array, gain: jax.Array) -> jax.Array:
-    """Normalise in float32, round, then multiply by the gain."""
-    return rms_normalize(x, config.norm_eps).astype(x.dtype) * gain
-
-
-def _silu(x: jax.Array) -> jax.Array:
-    return jax.nn.silu(x.astype(jnp.float32)).astype(x.dtype)
-
-
 def _run(
     config: LlamaConfig,
     params: Params,
@@ -179,24 +113,29 @@ def _run(
     lengths: jax.Array,
 ) -> tuple[jax.Array, Past]:
     """Final hidden states [B, T, h], normed, and new keys and values."""
+    eps = config.norm_eps
     x = embed(params["embed"], ids, lengths)
     positions = cache.lengths[:, None] + jnp.arange(ids.shape[1])
     cos, sin = rope.tables(positions, rope_frequencies(config), x.dtype)
 
     def layer(x: jax.Array, p: Params, past: Past, _: Any) -> tuple[jax.Array, Past]:
-        n = _norm(config, x, p["input_norm"])
+        n = rms_norm(x, p["input_norm"], eps)
         q = rope.rotate(heads(linear(n, p["q"]), config.head_dim), cos, sin)
         k = rope.rotate(heads(linear(n, p["k"]), config.head_dim), cos, sin)
         new = Past(k, heads(linear(n, p["v"]), config.head_dim))
         scale = config.head_dim**-0.5
         a = attention(q, new, past, cache.lengths, scale=scale)
         x = x + linear(a, p["o"])
-        n = _norm(config, x, p["post_norm"])
-        h = _silu(linear(n, p["gate"])) * linear(n, p["up"])
+        n = rms_norm(x, p["post_norm"], eps)
+        h = silu(linear(n, p["gate"])) * linear(n, p["up"])
         return x + linear(h, p["down"]), new
 
     x, new = scan_layers(layer, x, params["layers"], cache)
-    return _norm(config, x, params["norm"]), new
+    return rms_norm(x, params["norm"], eps), new
+
+
+forward = forward_of(_run)
+prefill = prefill_of(_run)
 
 
 def decode_params(config: LlamaConfig, params: Params) -> Params:

@@ -16,11 +16,20 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 
-from models.cache import KVCache
+from models.cache import KVCache, append, check_room
 from models.config import ModelConfig
 from models.params import Params
 
 type Layer = Callable[[jax.Array, Params, "Past", Any], tuple[jax.Array, "Past"]]
+# (config, params, cache, ids, lengths) -> final hidden states [B, T, h], normed, and
+# new keys and values: what a family writes itself.
+type Run = Callable[
+    [Any, Params, KVCache, jax.Array, jax.Array], tuple[jax.Array, "Past"]
+]
+type Forward = Callable[[Any, Params, jax.Array, jax.Array], jax.Array]
+type Prefill = Callable[
+    [Any, Params, KVCache, jax.Array, jax.Array], tuple[jax.Array, KVCache]
+]
 
 
 @jax.tree_util.register_dataclass
@@ -72,6 +81,16 @@ def rms_normalize(x: jax.Array, eps: float) -> jax.Array:
     """Divide by the root mean square of the last axis; returns float32."""
     x = x.astype(jnp.float32)
     return x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)
+
+
+def rms_norm(x: jax.Array, gain: jax.Array, eps: float) -> jax.Array:
+    """Normalise in float32, round, then multiply by the gain (Llama's order)."""
+    return rms_normalize(x, eps).astype(x.dtype) * gain
+
+
+def silu(x: jax.Array) -> jax.Array:
+    """In float32, then rounded."""
+    return jax.nn.silu(x.astype(jnp.float32)).astype(x.dtype)
 
 
 def heads(x: jax.Array, head_dim: int) -> jax.Array:
@@ -173,3 +192,68 @@ def last_real(x: jax.Array, lengths: jax.Array) -> jax.Array:
     """Take each row's last real position: [B, T, h], [B] -> [B, h]."""
     index = jnp.maximum(lengths - 1, 0)[:, None, None]
     return jnp.take_along_axis(x, index, axis=1)[:, 0]
+
+
+def forward_of(run: Run) -> Forward:
+    """Make the function that scores every position, from what a family writes."""
+
+    @jit_model
+    def forward(
+        config: Any, params: Params, ids: jax.Array, lengths: jax.Array
+    ) -> jax.Array:
+        """Score every position.
+
+        Returns:
+            float32 [B, T, V]; row t is what follows token t. Padding positions hold
+            finite numbers without meaning.
+        """
+        cache = no_cache(config, ids.shape[0], params["embed"].dtype)
+        x, _ = run(config, params, cache, ids, lengths)
+        return logits(x, _head(params))
+
+    return forward
+
+
+def prefill_of(run: Run) -> Prefill:
+    """Make the function that reads tokens into a cache, from what a family writes."""
+
+    @jit_model
+    def compiled(
+        config: Any,
+        params: Params,
+        cache: KVCache,
+        ids: jax.Array,
+        lengths: jax.Array,
+    ) -> tuple[jax.Array, KVCache]:
+        x, new = run(config, params, cache, ids, lengths)
+        cache = append(cache, new.k, new.v, lengths)
+        return logits(last_real(x, lengths), _head(params)), cache
+
+    def prefill(
+        config: Any,
+        params: Params,
+        cache: KVCache,
+        ids: jax.Array,
+        lengths: jax.Array,
+    ) -> tuple[jax.Array, KVCache]:
+        """Read tokens behind those that the cache holds, all rows at once.
+
+        A long prompt may come in pieces, and T = 1 is a decode step. To reuse the
+        buffers of the cache: `jax.jit(prefill, static_argnums=0, donate_argnums=2)`.
+
+        Returns:
+            Logits after each row's last token, float32 [B, V] (no meaning where the
+            length is 0), and the longer cache.
+
+        Raises:
+            ValueError: The cache has too few slots. Under `jax.jit` it cannot be
+                raised; see `KVCache.lengths`.
+        """
+        check_room(cache, lengths)
+        return compiled(config, params, cache, ids, lengths)
+
+    return prefill
+
+
+def _head(params: Params) -> jax.Array:
+    return params.get("head", params["embed"])

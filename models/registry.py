@@ -10,11 +10,12 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from models import gemma3, llama
+from models import gemma3, llama, qwen3
 from models.config import ConfigError, HFConfig, ModelConfig, Rope
 from models.gemma3 import Gemma3Config
 from models.llama import LlamaConfig
 from models.params import Leaf, Params, random_tree
+from models.qwen3 import Qwen3Config
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +63,21 @@ GEMMA3 = Family(
     gemma3.decode_params,
     gemma3.decode_program,
 )
+QWEN3 = Family(
+    "qwen3",
+    Qwen3Config,
+    Qwen3Config.from_hf,
+    qwen3.leaves,
+    qwen3.forward,
+    qwen3.prefill,
+    qwen3.decode_params,
+    qwen3.decode_program,
+)
 FAMILIES: dict[str, Family] = {
     "gemma3": GEMMA3,
     "gemma3_text": GEMMA3,
     "llama": LLAMA,
+    "qwen3": QWEN3,
 }
 
 # From the published config.json files. Context lengths are those of the files.
@@ -103,7 +115,30 @@ _GEMMA_3_270M = Gemma3Config(
     bos_id=2,
     eos_ids=(1,),
 )
-SHAPES: dict[str, LlamaConfig | Gemma3Config] = {
+_QWEN3_0_6B = Qwen3Config(
+    vocab_size=151936,
+    hidden_size=1024,
+    intermediate_size=3072,
+    num_layers=28,
+    num_heads=16,
+    num_kv_heads=8,
+    head_dim=128,
+    norm_eps=1e-6,
+    tied=True,
+    max_length=40960,
+    rope=Rope(1_000_000.0),
+    bos_id=151643,
+    eos_ids=(151645,),
+)
+_QWEN3_8B = replace(
+    _QWEN3_0_6B,
+    hidden_size=4096,
+    intermediate_size=12288,
+    num_layers=36,
+    num_heads=32,
+    tied=False,
+)
+SHAPES: dict[str, LlamaConfig | Gemma3Config | Qwen3Config] = {
     "llama-3.2-1b": _LLAMA_3_2_1B,
     "llama-3.2-3b": replace(
         _LLAMA_3_2_1B, hidden_size=3072, num_layers=28, num_heads=24, head_dim=128
@@ -124,6 +159,30 @@ SHAPES: dict[str, LlamaConfig | Gemma3Config] = {
         intermediate_size=6912,
         num_layers=26,
         layer_is_global=tuple(layer % 6 == 5 for layer in range(26)),
+    ),
+    "qwen3-0.6b": _QWEN3_0_6B,
+    "qwen3-1.7b": replace(_QWEN3_0_6B, hidden_size=2048, intermediate_size=6144),
+    "qwen3-4b": replace(
+        _QWEN3_0_6B,
+        hidden_size=2560,
+        intermediate_size=9728,
+        num_layers=36,
+        num_heads=32,
+    ),
+    "qwen3-8b": _QWEN3_8B,
+    "qwen3-14b": replace(
+        _QWEN3_8B,
+        hidden_size=5120,
+        intermediate_size=17408,
+        num_layers=40,
+        num_heads=40,
+    ),
+    "qwen3-32b": replace(
+        _QWEN3_8B,
+        hidden_size=5120,
+        intermediate_size=25600,
+        num_layers=64,
+        num_heads=64,
     ),
 }
 

@@ -26,7 +26,7 @@ per SM and stage were worth 712 -> 652 us (gpu_facts.md, H200, 2026-11-29).
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mkdsl.errors import PlanError
 from mkdsl.lang.program import Buffer, Call, Program, Scan
@@ -54,12 +54,15 @@ class DecomposeOptions:
         least_blocks: blocks that each part of a fold has at the largest extent: a step
             of Llama-3.2-1B took 1063, 1008, 986 us with 16, 8, 4 parts of 32 blocks
             (H200, 2026-11-29), since each part is loaded again by the combine.
+        most_parts: parts of a call that would fit with so few; None for any number.
         most_tasks: tasks of one program; lowering and the instructions grow with it.
+            Calls get fewer parts where it would be exceeded.
     """
 
     split: bool = True
     splits: tuple[tuple[str, int], ...] = ()
     least_blocks: int = 8
+    most_parts: int | None = None
     most_tasks: int = 1 << 17
 
 
@@ -74,11 +77,34 @@ def decompose(
     """
     options = options or DecomposeOptions()
     known = {b.name: b for b in program.buffers}
-    forced = [name for name, _ in options.splits]
-    pieces = calls_in_pieces(program, machine.page_bytes, without=forced)
     for call in program.calls():
         check_pages(call, known, machine)
     _check_names(program, options)
+    kinds, temps, ids = _kinds(program, machine, options, known)
+    most = max((k.parts for k in kinds), default=1)
+    while most > 1 and _too_many(program, kinds, ids, options):
+        most = most // 2
+        fewer = replace(options, most_parts=most)
+        kinds, temps, ids = _kinds(program, machine, fewer, known)
+    _check_number(program, kinds, ids, options)
+    tasks = [
+        task
+        for call, layer in program.instances()
+        for kind in ids[call.name]
+        for task in _tasks(kind, kinds[kind], layer)
+    ]
+    return TaskGraph(program, (*program.buffers, *temps), tuple(kinds), tuple(tasks))
+
+
+def _kinds(
+    program: Program,
+    machine: Machine,
+    options: DecomposeOptions,
+    known: Mapping[str, Buffer],
+) -> tuple[list[Kind], list[Buffer], dict[str, tuple[int, ...]]]:
+    """All kinds, the buffers between them, and the kinds of each call by number."""
+    forced = [name for name, _ in options.splits]
+    pieces = calls_in_pieces(program, machine.page_bytes, without=forced)
     kinds: list[Kind] = []
     temps: list[Buffer] = []
     ids: dict[str, tuple[int, ...]] = {}
@@ -97,14 +123,7 @@ def decompose(
                     shared[key] = tuple(range(first, len(kinds)))
                 mine.append(key)
                 ids[call.name] = shared[key]
-    _check_number(program, kinds, ids, options)
-    tasks = [
-        task
-        for call, layer in program.instances()
-        for kind in ids[call.name]
-        for task in _tasks(kind, kinds[kind], layer)
-    ]
-    return TaskGraph(program, (*program.buffers, *temps), tuple(kinds), tuple(tasks))
+    return kinds, temps, ids
 
 
 def _sequences(
@@ -154,6 +173,7 @@ def _sites(
             for call in stage
         ]
         ways = [_fitting(sites, known, machine) for sites in ways]
+        ways = [_fewest(sites, options.most_parts) for sites in ways]
         yield from zip(stage, _choose(ways, known, machine), strict=True)
 
 
@@ -188,11 +208,12 @@ def _parts_to_try(
         return (forced,)
     if not options.split:
         return (1,)
-    if call.task.cut == "dot":
-        return legal
-    # Parts beyond one task per SM would only add carries to merge.
-    most = min(machine.sms // math.prod(call.grid), len(legal) // options.least_blocks)
-    return legal[: max(1, most)]
+    if call.task.cut != "dot":
+        # Parts beyond one task per SM would only add carries to merge.
+        blocks = len(legal) // options.least_blocks
+        most = min(machine.sms // math.prod(call.grid), blocks)
+        legal = legal[: max(1, most)]
+    return legal
 
 
 def _fitting(
@@ -206,6 +227,14 @@ def _fitting(
     ]
     fitting = [s for s, size in zip(sites, sizes, strict=True) if size <= room]
     return fitting or [sites[sizes.index(min(sizes))]]
+
+
+def _fewest(sites: list[Site], most_parts: int | None) -> list[Site]:
+    """Those of at most so many parts, or the one that has the fewest."""
+    if most_parts is None:
+        return sites
+    fewer = [s for s in sites if s.kinds[0].parts <= most_parts]
+    return fewer or [min(sites, key=lambda s: s.kinds[0].parts)]
 
 
 def _resident_bytes(kind: Kind, known: Mapping[str, Buffer], machine: Machine) -> int:
@@ -276,20 +305,36 @@ def _check_names(program: Program, options: DecomposeOptions) -> None:
             )
 
 
-def _check_number(
-    program: Program,
-    kinds: Sequence[Kind],
-    ids: Mapping[str, tuple[int, ...]],
-    options: DecomposeOptions,
-) -> None:
-    total = 0
+def _numbers(
+    program: Program, kinds: Sequence[Kind], ids: Mapping[str, tuple[int, ...]]
+) -> dict[str, int]:
+    """Tasks of each call, at all layers."""
     by_call: dict[str, int] = {}
     for call, _ in program.instances():
         for k in ids[call.name]:
             parts = kinds[k].parts if kinds[k].mode == "partial" else 1
             tasks = math.prod(kinds[k].grid) * parts
             by_call[call.name] = by_call.get(call.name, 0) + tasks
-            total += tasks
+    return by_call
+
+
+def _too_many(
+    program: Program,
+    kinds: Sequence[Kind],
+    ids: Mapping[str, tuple[int, ...]],
+    options: DecomposeOptions,
+) -> bool:
+    return sum(_numbers(program, kinds, ids).values()) > options.most_tasks
+
+
+def _check_number(
+    program: Program,
+    kinds: Sequence[Kind],
+    ids: Mapping[str, tuple[int, ...]],
+    options: DecomposeOptions,
+) -> None:
+    by_call = _numbers(program, kinds, ids)
+    total = sum(by_call.values())
     if total <= options.most_tasks:
         return
     name, tasks = max(by_call.items(), key=lambda item: item[1])

@@ -87,9 +87,9 @@ def stacks(rows: int) -> int:
 
 def tile_bytes(columns: int, features: int, dtype: str) -> int:
     """Bytes of a [columns, features] tile: 16-bit ones as [columns, features] with a
-    swizzle, others as [features, columns]."""
+    swizzle, others as [features, columns]; single columns as they are."""
     columns, item = round_up(columns, 8), ITEM_BYTES[dtype]
-    if item == 2 or features > 1:
+    if features > 1:
         features = round_up(features, 64)
     return aligned(columns * features * item)
 

@@ -34,6 +34,26 @@ def project_rope(
 
 
 @mk.task
+def project_norm_rope(
+    x: Array,
+    gain: Array,
+    w: Array,
+    head_gain: Array,
+    cos: Array,
+    sin: Array,
+    *,
+    eps: float,
+) -> Array:
+    """rope(rms_norm(rms_norm(x) @ w.T)) for one head.
+
+    x: [B, h], gain: [h], w: [D, h], head_gain: [D], cos, sin: [B, D] float32
+    -> [B, D] in x.dtype.
+    """
+    y = mk.dot(rms_norm(x, gain, eps).astype(w.dtype), w)
+    return rotate(rms_norm(y, head_gain, eps), cos, sin).astype(x.dtype)
+
+
+@mk.task
 def product(h: Array, w: Array) -> Array:
     """h @ w.T.
 

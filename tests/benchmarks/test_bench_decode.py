@@ -1,5 +1,6 @@
 """The decode benchmark end to end, on a shape that a CPU runs at once."""
 
+import dataclasses
 import json
 
 import jax.numpy as jnp
@@ -68,6 +69,17 @@ def test_a_megakernel_is_measured(tmp_path, monkeypatch):
     assert row["max_gap"] < 0.02
     assert row["repeatable"]
     assert row["bytes"] == plain["bytes"]
+
+
+@pytest.mark.slow
+def test_a_megakernel_with_norms_of_q_and_k():
+    shape = dataclasses.replace(TINY, qk_norm=True, rope_scaling=None)
+    chosen = {}
+    for name, make_step in (("plain", PLAIN), ("mine", megakernel.make_step_of("xla"))):
+        loop, (params, cache) = make_step(shape, 2, 32, 4)
+        found = loop(params, cache, jnp.array([5, 6]), jnp.int32(8))
+        chosen[name] = found.tokens.tolist()
+    assert chosen["mine"] == chosen["plain"]
 
 
 def test_default_implementations_depend_on_the_batch():

@@ -13,9 +13,7 @@ import numpy as np
 from jax import lax
 
 import mkdsl as mk
-from models import gemma3, llama
 from models.cache import KVCache
-from models.llama import LlamaConfig
 from models.registry import family_of
 
 Array = Any
@@ -28,12 +26,6 @@ INSTRUCTION = re.compile(r" = (.*?) ([a-z][a-z-]*)\(")
 SHAPE = re.compile(r"\w+\[([\d,]*)\]")
 # Instructions that move nothing.
 FREE = frozenset("parameter tuple get-tuple-element bitcast while call".split())
-
-
-def program_of(config: Any) -> Any:
-    """The module of a family, which has decode_program and decode_params; or None."""
-    module = llama if isinstance(config, LlamaConfig) else gemma3
-    return module if hasattr(module, "decode_program") else None
 
 
 def make_step(
@@ -51,7 +43,7 @@ def make_step(
         options: of `decode_program`.
     """
     return mk.megakernel(
-        program_of(config).decode_program(config, batch, slots, **options),
+        family_of(config).decode_program(config, batch, slots, **options),
         donate_argnums=1,
         implementation=implementation,
         machine=machine,

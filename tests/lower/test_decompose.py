@@ -270,6 +270,23 @@ def test_too_many_tasks_are_refused_with_the_largest_call() -> None:
     assert "hint: use larger blocks" in str(e.value)
 
 
+def test_calls_get_fewer_parts_where_tasks_would_be_too_many() -> None:
+    free = decompose(llama(b=8), H200)
+    most = len(free.tasks) - 1
+    fewer = decompose(llama(b=8), H200, DecomposeOptions(most_tasks=most))
+    verify_tasks(fewer)
+    assert len(fewer.tasks) <= most
+    before, after = parts_of(free), parts_of(fewer)
+    assert 1 < max(after.values()) < max(before.values())
+    assert all(after[name] <= before[name] for name in before)
+
+
+def test_named_splits_stay_where_tasks_are_too_many() -> None:
+    options = DecomposeOptions(splits=(("gate_up", 4),), most_tasks=10)
+    with pytest.raises(PlanError, match="call gate_up"):
+        decompose(mlp(), H200, options)
+
+
 def test_ragged_depth_is_not_split() -> None:
     down = mlp(i=1000).steps[1]
     assert isinstance(down, Call)

@@ -9,6 +9,7 @@ import pytest
 from models.config import ConfigError, Rope
 from models.gemma3 import Gemma3Config
 from models.llama import LlamaConfig
+from models.qwen3 import Qwen3Config
 from models.registry import config_from_hf, read_config
 
 LLAMA: dict[str, Any] = {
@@ -30,6 +31,7 @@ GEMMA: dict[str, Any] = {
     "sliding_window": 16,
     "sliding_window_pattern": 3,
 }
+QWEN: dict[str, Any] = {**LLAMA, "model_type": "qwen3"}
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -44,7 +46,7 @@ def without(config: dict[str, Any], key: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "name", ["llama_rope3_tied", "llama_untied_nohd", "gemma3_window16"]
+    "name", ["llama_rope3_tied", "llama_untied_nohd", "gemma3_window16", "qwen3_untied"]
 )
 def test_files_of_both_library_versions_are_equal(fixtures: Path, name: str) -> None:
     files = sorted((fixtures / name).glob("config*.json"))
@@ -147,7 +149,27 @@ def test_published_4b_file_leaves_out_what_is_default() -> None:
 
 
 REFUSED = [
-    (LLAMA, "model_type", "qwen3", r"'model_type' is 'qwen3'.*'gemma3_text', 'llama'"),
+    (
+        LLAMA,
+        "model_type",
+        "mistral",
+        r"is 'mistral'.*'gemma3_text', 'llama', 'qwen3",
+    ),
+    (QWEN, "use_sliding_window", True, r"'use_sliding_window' is True"),
+    (
+        QWEN,
+        "layer_types",
+        ["sliding_attention"] * 2,
+        r"has 'sliding_att.*'full_attention'",
+    ),
+    (QWEN, "attention_bias", True, r"'attention_bias' is True"),
+    (QWEN, "hidden_act", "gelu", r"'hidden_act' is 'gelu'.*'silu'"),
+    (
+        QWEN,
+        "rope_scaling",
+        {"rope_type": "yarn"},
+        r"rope_scaling\['rope_type'\] is 'yarn'",
+    ),
     (LLAMA, "hidden_act", "relu", r"'hidden_act' is 'relu'.*'silu'"),
     (GEMMA, "hidden_activation", "gelu", r"'gelu'.*'gelu_pytorch_tanh'"),
     (GEMMA, "hidden_act", "silu", r"'hidden_act' is 'silu'"),
@@ -204,9 +226,19 @@ def test_refused(config: dict[str, Any], key: str, value: Any, message: str) -> 
         config_from_hf({**config, key: value})
 
 
-def test_qwen3_is_not_supported_yet(fixtures: Path) -> None:
-    with pytest.raises(ConfigError, match="'qwen3', which is not supported"):
-        read_config(fixtures / "qwen3_untied")
+def test_qwen3_has_heads_of_128_where_the_file_says_nothing(fixtures: Path) -> None:
+    assert Qwen3Config.from_hf(QWEN).head_dim == 128
+    assert Qwen3Config.from_hf({**QWEN, "head_dim": 32}).head_dim == 32
+    config = read_config(fixtures / "qwen3_untied")
+    assert isinstance(config, Qwen3Config)
+    assert config.head_dim * config.num_heads == 4 * config.hidden_size
+    assert (config.rope, config.tied) == (Rope(1_000_000.0), False)
+
+
+def test_a_window_that_no_layer_uses() -> None:
+    types = ["full_attention"] * 2
+    unused = {"sliding_window": 4096, "use_sliding_window": False, "layer_types": types}
+    assert Qwen3Config.from_hf({**QWEN, **unused}) == Qwen3Config.from_hf(QWEN)
 
 
 def test_folder_without_config(tmp_path: Path) -> None:

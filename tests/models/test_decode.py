@@ -23,7 +23,7 @@ from models.params import Params
 from models.weights import load
 
 FOLDER = Path(__file__).parents[1] / "fixtures"
-NAMES = ["llama_rope3_tied", "llama_untied_nohd", "gemma3_window16"]
+NAMES = ["llama_rope3_tied", "llama_untied_nohd", "gemma3_window16", "qwen3_untied"]
 
 
 @pytest.fixture(scope="module")

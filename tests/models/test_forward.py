@@ -9,7 +9,7 @@ from models.registry import family_of
 from models.weights import load
 from tests.fidelity import mean_kl
 
-NAMES = ["llama_rope3_tied", "llama_untied_nohd", "gemma3_window16"]
+NAMES = ["llama_rope3_tied", "llama_untied_nohd", "gemma3_window16", "qwen3_untied"]
 TOLERANCE = (
     1e-3  # of f32 logits; the least sensitive feature tested moves them by 4.8e-3
 )

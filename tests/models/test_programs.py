@@ -28,7 +28,7 @@ from models.registry import SHAPES, family_of, random_params
 from models.weights import load
 from tests.fidelity import mean_kl
 
-NAMES = ["llama_rope3_tied", "llama_untied_nohd", "gemma3_window16"]
+NAMES = ["llama_rope3_tied", "llama_untied_nohd", "gemma3_window16", "qwen3_untied"]
 TOLERANCE = 1e-3  # of f32 logits, as in test_forward.py
 IMPLEMENTATIONS = ["xla", pytest.param("simulate", marks=pytest.mark.slow)]
 
@@ -79,7 +79,7 @@ def test_bfloat16_loses_no_more_than_hugging_face(
 # ------------------------------------------------------------- the program on its own
 
 
-@pytest.fixture(scope="module", params=[NAMES[0], NAMES[2]])
+@pytest.fixture(scope="module", params=[NAMES[0], *NAMES[2:]])
 def model(request: pytest.FixtureRequest) -> tuple[ModelConfig, Params]:
     folder = Path(__file__).parents[1] / "fixtures" / request.param
     config, params = load(folder, "bfloat16")
@@ -152,7 +152,7 @@ def test_of_equal_scores_the_lowest_token_wins(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["llama-3.2-1b", "gemma-3-270m"])
+@pytest.mark.parametrize("name", ["llama-3.2-1b", "gemma-3-270m", "qwen3-0.6b"])
 def test_padded_tokens_never_win(name: str) -> None:
     """A vocabulary that no block divides, and every score below zero."""
     config = replace(
@@ -183,7 +183,7 @@ def test_padded_tokens_never_win(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 8, 16])
-@pytest.mark.parametrize("name", ["llama-3.2-1b", "gemma-3-270m"])
+@pytest.mark.parametrize("name", ["llama-3.2-1b", "gemma-3-270m", "qwen3-0.6b"])
 def test_a_step_is_one_custom_call(name: str, batch: int) -> None:
     config = SHAPES[name]
     step = DecodeStep(config, batch, 2048, machine=H200)

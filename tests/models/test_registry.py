@@ -20,7 +20,13 @@ def weight_bytes(name: str) -> int:
 
 @pytest.mark.parametrize(
     ("name", "gigabytes"),
-    [("llama-3.2-1b", 2.47), ("llama-3.1-8b", 15.0), ("gemma-3-270m", 0.54)],
+    [
+        ("llama-3.2-1b", 2.47),
+        ("llama-3.1-8b", 15.0),
+        ("gemma-3-270m", 0.54),
+        ("qwen3-0.6b", 1.19),
+        ("qwen3-8b", 15.1),
+    ],
 )
 def test_published_sizes(name: str, gigabytes: float) -> None:
     assert weight_bytes(name) / 1e9 == pytest.approx(gigabytes, abs=0.05)
@@ -36,13 +42,23 @@ def test_kv_bytes_per_token(name: str) -> None:
         "gemma-3-270m": 18432,
         "llama-3.2-3b": 114688,
         "gemma-3-1b": 26624,
+        "qwen3-0.6b": 114688,
+        "qwen3-1.7b": 114688,
+        "qwen3-4b": 147456,
+        "qwen3-8b": 147456,
+        "qwen3-14b": 163840,
+        "qwen3-32b": 262144,
     }
     assert size == known[name]
 
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [("llama_untied_nohd", jnp.float32), ("gemma3_window16", jnp.bfloat16)],
+    [
+        ("llama_untied_nohd", jnp.float32),
+        ("gemma3_window16", jnp.bfloat16),
+        ("qwen3_untied", jnp.bfloat16),
+    ],
 )
 def test_random_parameters(fixtures, name: str, dtype) -> None:
     config = read_config(fixtures / name)

@@ -5,6 +5,7 @@ import logging
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -255,9 +256,12 @@ def test_dtypes_that_cannot_be_loaded(fixtures: Path, read_checkpoint: Read) -> 
         load(fixtures / TIED, "float16")
 
 
-def test_a_checkpoint_of_another_family(fixtures: Path) -> None:
-    with pytest.raises(ConfigError, match="'qwen3'"):
-        load(fixtures / "qwen3_untied")
+def test_a_checkpoint_of_another_family(read_checkpoint: Read, tmp_path: Path) -> None:
+    other = read_checkpoint(TIED)
+    config = {**other.config, "model_type": "mistral"}
+    folder = replace(other, config=config).write(tmp_path)
+    with pytest.raises(ConfigError, match="'mistral'"):
+        load(folder)
 
 
 def test_a_process_that_has_not_imported_jax(fixtures: Path) -> None:

@@ -4,7 +4,8 @@ Forms of a block of a task with N columns (a multiple of 8), F features:
 
     tile, 16-bit       [N, F] with tiling (8, 64) and a 128-byte swizzle: operand B of
                        wgmma, and transposed on its way to registers
-    tile, 32-bit       [F, N] plain; columns [N] plain
+    tile, 32-bit       [F, N] plain
+    columns            [N] plain; 16-bit ones are a row of their array
     vector             [F] plain
     page               [F / 64, rows, 64] with a 128-byte swizzle: operand A of wgmma
 
@@ -44,6 +45,8 @@ TILED = (plgpu.TilingTransform((8, 64)), SWIZZLE)
 RAW = (SWIZZLE,)
 # One asynchronous copy takes at most 256 elements along an untiled dimension.
 MAX_COPY = 256
+# Single columns of 16 bits come in 128 bytes, as 32-bit ones do (layout.COLUMN_PAD).
+ROW_COLUMNS = 64
 
 
 class Block(NamedTuple):
@@ -99,15 +102,27 @@ def block_of(operand: Operand, task_columns: int, long: int = 0) -> Block:
     _, features = columns_features(param.shape)
     padded = round_up(features, 64) if features > 1 else 1
     wide = jnp.dtype(param.dtype).itemsize == 4
-    if not wide and (features == 1 or param.dtype not in ("bfloat16", "float16")):
+    narrow = param.dtype in ("bfloat16", "float16")
+    if not wide and not (narrow and (features > 1 or _columns_in_a_row(operand))):
         raise PlanError(
             f"{operand.access.buffer}: a block {param.dtype}{list(param.shape)}",
             operand.access.src,
-            "columns [N, 1] are float32 or int32, tiles bfloat16 or float32",
+            "tiles are bfloat16 or 32-bit; single columns are 32-bit, or a multiple of "
+            f"{ROW_COLUMNS} along the last axis of an array in such multiples: "
+            "mk.Spec((.., None, N), .., column=True)",
         )
     if long and math.prod(param.shape) == long:
         return Block(operand, long // PIECE, PIECE, PIECE, wide=False, long=True)
     return Block(operand, round_up(task_columns, 8), features, padded, wide)
+
+
+def _columns_in_a_row(operand: Operand) -> bool:
+    """True if single columns lie side by side, in whole copies."""
+    access = operand.access
+    *outer, last = access.axes
+    alone = not last.squeezed and all(a.squeezed for a in outer)
+    whole = last.size % ROW_COLUMNS == 0 and access.view[-1] % ROW_COLUMNS == 0
+    return operand.param.use == "tile" and alone and whole
 
 
 def resident_types(block: Block, layout: Layout) -> tuple[Any, Any]:
@@ -234,11 +249,12 @@ def loads(block: Block, layout: Layout, eval_: Eval) -> list[Copy]:
             Copy(False, (k,), name, place_index(where, eval_, 1, (k * PIECE, PIECE)))
             for k in range(block.columns)
         ]
-    if block.vector:
-        if layout.chunk:
-            *lead, _ = place_index(where, eval_, 1, (0, block.features))
-            return [Copy(True, (), name, tuple(lead))]
-        spans = split_spans(round_up(block.features, 8), MAX_COPY)
+    if block.vector and layout.chunk:
+        *lead, _ = place_index(where, eval_, 1, (0, block.features))
+        return [Copy(True, (), name, tuple(lead))]
+    if block.vector or block.column:
+        length = block.columns if block.column else block.features
+        spans = split_spans(round_up(length, 8), MAX_COPY)
         return [
             Copy(False, (pl.ds(*span),), name, place_index(where, eval_, 1, span))
             for span in spans

@@ -45,8 +45,8 @@ def stores(
         n = block.columns
         found = column_copies(block, where, name, block.features, n, eval_)
         return [c._replace(guard=guard) for c in found]
-    if block.wide:
-        return _vector_stores(block, layout, eval_)
+    if block.wide or block.column:
+        return _row_stores(block, layout, eval_)
     if operand.access.view != layout.view and flat and _one_run(block, layout):
         where = next(rows_in_view(layout, operand))
         return [
@@ -99,17 +99,19 @@ def stores(
     ]
 
 
-def _vector_stores(block: Block, layout: Layout, eval_: Eval) -> list[Copy]:
-    """A 32-bit vector lies in its array as it stands."""
+def _row_stores(block: Block, layout: Layout, eval_: Eval) -> list[Copy]:
+    """A 32-bit vector, or 16-bit columns: they lie in their array as they stand."""
     name, operand = layout.buffer.name, block.operand
-    if block.features % 32 or operand.access.view != layout.view:
+    length = block.columns if block.column else block.features
+    same = operand.access.view == layout.view
+    if block.wide and (length % 32 or not same):
         raise PlanError(
             f"{name}: a vector of {block.features} {operand.param.dtype} is written",
             operand.access.src,
             "write multiples of 32 features, in the shape in which it is read; or "
             "round it to bfloat16",
         )
-    where = place(layout, operand)
+    where = place(layout, operand) if same else next(rows_in_view(layout, operand))
     return [
         Copy(
             False,
@@ -118,7 +120,7 @@ def _vector_stores(block: Block, layout: Layout, eval_: Eval) -> list[Copy]:
             place_index(where, eval_, 1, span),
             _guard(operand),
         )
-        for span in split_spans(block.features, MAX_COPY)
+        for span in split_spans(length, MAX_COPY)
     ]
 
 
