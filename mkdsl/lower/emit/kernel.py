@@ -34,6 +34,7 @@ from mkdsl.lower.ir import KernelPlan
 from mkdsl.lower.layout import Layout, plan_layouts
 from mkdsl.lower.pages import round_up
 from mkdsl.lower.pieces import buffers_in_pieces
+from mkdsl.lower.verify_plan import verify_encoded
 
 Array = Any
 Ref = Any
@@ -91,6 +92,7 @@ class Launcher:
             for i, k in enumerate(graph.kinds)
         ]
         self.encoded: Encoded = encode(plan)
+        verify_encoded(plan, self.encoded)
         self.offsets, self.scalar_count = self._scalar_table()
         used = [b for b in graph.buffers if b.name in self.layouts]
         self.inputs = [b for b in used if b.role == "input"]
