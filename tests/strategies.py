@@ -1,7 +1,9 @@
 """Hypothesis strategies that several test files share."""
 
+from collections.abc import Mapping
 from typing import Any
 
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from mkdsl.lang.expr import Expr, expr, maximum, minimum, read, var
@@ -17,19 +19,31 @@ def read_scalar(buffer: str, index: tuple[Any, ...]) -> int:
     return VALUES[index[0] % len(VALUES)]
 
 
-@st.composite
-def expressions(draw: st.DrawFn, depth: int = 3) -> tuple[Expr, int]:
+def expressions(depth: int = 3) -> st.SearchStrategy[tuple[Expr, int]]:
     """An expression and its value in ENV, computed by Python beside it."""
+    return expressions_of(ENV, SCALARS, depth)
+
+
+@st.composite
+def expressions_of(
+    draw: st.DrawFn, env: Mapping[str, int], scalars: str, depth: int, most: int = 99
+) -> tuple[Expr, int]:
+    """An expression over some variables, and its value where they have these values.
+
+    Args:
+        scalars: the array whose scalars it may read, or "".
+        most: of constants, and of their negatives.
+    """
     if depth == 0 or draw(st.integers(0, 3)) == 0:
-        return draw(_leaves())
-    left, x = draw(expressions(depth=depth - 1))
+        return draw(_leaves(env, scalars, most))
+    left, x = draw(expressions_of(env, scalars, depth - 1, most))
     kind = draw(st.sampled_from("+-*/%mM"))
     if kind in "*/%":
         k = draw(st.integers(1, 9))
         if kind == "*":
             return left * k, x * k
         return (left // k, x // k) if kind == "/" else (left % k, x % k)
-    right, y = draw(expressions(depth=depth - 1))
+    right, y = draw(expressions_of(env, scalars, depth - 1, most))
     if kind == "+":
         return left + right, x + y
     if kind == "-":
@@ -39,15 +53,26 @@ def expressions(draw: st.DrawFn, depth: int = 3) -> tuple[Expr, int]:
     return maximum(left, right), max(x, y)
 
 
-def _leaves() -> st.SearchStrategy[tuple[Expr, int]]:
-    at = st.sampled_from(sorted(ENV))
-    return st.one_of(
-        st.integers(-99, 99).map(lambda n: (expr(n), n)),
-        at.map(lambda v: (var(v), ENV[v])),
-        at.map(
-            lambda v: (
-                read(SCALARS, var(v) % 4),
-                read_scalar(SCALARS, (ENV[v] % 4,)),
+def _leaves(
+    env: Mapping[str, int], scalars: str, most: int
+) -> st.SearchStrategy[tuple[Expr, int]]:
+    at = st.sampled_from(sorted(env))
+    leaves = [
+        st.integers(-most, most).map(lambda n: (expr(n), n)),
+        at.map(lambda v: (var(v), env[v])),
+    ]
+    if scalars:
+        leaves.append(
+            at.map(
+                lambda v: (
+                    read(scalars, var(v) % 4),
+                    read_scalar(scalars, (env[v] % 4,)),
+                )
             )
-        ),
-    )
+        )
+    return st.one_of(*leaves)
+
+
+def examples(count: int) -> settings:
+    """So many examples of a property where others have 100 (see conftest.py)."""
+    return settings(max_examples=max(1, count * settings.default.max_examples // 100))

@@ -43,7 +43,9 @@ a set of tasks per event. After scheduling, along a linear extension: a set of t
 every role of every SM, those whose stores it sees; a storer's set grows by its own
 task at each step, an event's by the sets of the storers that signal it, a loader's by
 the events that it waits for. Neither shares code with a pass, and both check the needs
-that `dependences` found, not what a pass made of them.
+that `dependences` found, not what a pass made of them. Whether those needs are all is
+not taken for granted: verify_accesses.py checks the final schedule once more against
+what its tasks read and write, verify_kinds.py that they do what the program says.
 
 Cost: a few unions of bitsets (tasks / 8 bytes) per wait, signal and need.
 Source: Lamport (1978); Fidge (1988) and Mattern (1989) for what a process knows; PTX

@@ -5,6 +5,7 @@ a linear extension, and along it what each (SM, role) has seen must cover every 
 """
 
 from collections import deque
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import NoReturn
 
@@ -39,10 +40,18 @@ def verify_schedule(
             hint="compile for the machine that runs the kernel",
         )
     _check_queues(stage, schedule)
-    order = _linear_extension(stage, schedule)
-    knowledge = _Knowledge(stage, schedule)
-    for task in order:
-        knowledge.run(task)
+    proved: set[tuple[int, Need]] = set()
+    required = MemberBits(events.graph.dep_sets)
+    for task, sm, seen in knowledge(schedule, stage):
+        for need in events.graph.needs[task] if events.graph.needs else ():
+            # Knowledge only grows: what held once for this loader holds for good.
+            if (sm, need) in proved:
+                continue
+            missing = required[need.deps] & ~seen[need.gate]
+            if missing:
+                first = (missing & -missing).bit_length() - 1
+                fail_race(stage, events, task, need, first)
+            proved.add((sm, need))
 
 
 def _check_queues(stage: str, schedule: Schedule) -> None:
@@ -123,39 +132,30 @@ def _deadlock(stage: str, schedule: Schedule, done: set[int]) -> NoReturn:
     )
 
 
-class _Knowledge:
-    """Tasks whose stores each role of each SM sees, as it advances over its queue."""
+def knowledge(
+    schedule: Schedule, stage: str = "schedule"
+) -> Iterator[tuple[int, int, dict[Gate, int]]]:
+    """Per task, in an order that agrees with queues and waits, what its loaders know.
 
-    def __init__(self, stage: str, schedule: Schedule) -> None:
-        self._stage, self._events = stage, schedule.events
-        self._sm = {t: sm for sm, q in enumerate(schedule.queues) for t in q}
-        self._loader: dict[tuple[int, Gate], int] = {
-            (sm, gate): 0 for sm in range(len(schedule.queues)) for gate in GATES
-        }
-        # The consumer is between the loaders and the storer, so both know as much.
-        self._storer = [0] * len(schedule.queues)
-        self._event = [0] * len(schedule.events.events)
-        self._required = MemberBits(schedule.events.graph.dep_sets)
-        self._proved: set[tuple[int, Need]] = set()
+    Yields:
+        the task, its SM, and per gate the tasks whose stores that loader sees. The
+        dictionary is the same one for all tasks of an SM.
 
-    def run(self, task: int) -> None:
-        """Advance all roles of the task's SM over the task, check its needs."""
-        sm, events = self._sm[task], self._events
+    Raises:
+        VerifyError: there is no such order.
+    """
+    events = schedule.events
+    sm_of = {t: sm for sm, q in enumerate(schedule.queues) for t in q}
+    loaders: list[dict[Gate, int]] = [dict.fromkeys(GATES, 0) for _ in schedule.queues]
+    # The consumer is between the loaders and the storer, so both know as much.
+    storers = [0] * len(schedule.queues)
+    complete = [0] * len(events.events)
+    for task in _linear_extension(stage, schedule):
+        sm = sm_of[task]
         for wait in events.waits[task]:
-            self._loader[sm, wait.gate] |= self._event[wait.event]
-            self._storer[sm] |= self._event[wait.event]
-        for need in events.graph.needs[task] if events.graph.needs else ():
-            self._check(task, sm, need)
-        self._storer[sm] |= 1 << task
+            loaders[sm][wait.gate] |= complete[wait.event]
+            storers[sm] |= complete[wait.event]
+        yield task, sm, loaders[sm]
+        storers[sm] |= 1 << task
         if events.signals[task] >= 0:
-            self._event[events.signals[task]] |= self._storer[sm]
-
-    def _check(self, task: int, sm: int, need: Need) -> None:
-        # Knowledge only grows: what held once for this loader holds for good.
-        if (sm, need) in self._proved:
-            return
-        missing = self._required[need.deps] & ~self._loader[sm, need.gate]
-        if missing:
-            first = (missing & -missing).bit_length() - 1
-            fail_race(self._stage, self._events, task, need, first)
-        self._proved.add((sm, need))
+            complete[events.signals[task]] |= storers[sm]

@@ -93,9 +93,15 @@ def by_needs(graph: TaskGraph) -> dict[Role, frozenset[int]]:
 
 
 def by_waits(
-    events: EventGraph, queues: tuple[tuple[int, ...], ...] = ()
+    events: EventGraph,
+    queues: tuple[tuple[int, ...], ...] = (),
+    roles: tuple[str, ...] = (*GATES, "store"),
 ) -> dict[Role, frozenset[int]]:
-    """Tasks that are done before each gate of each task, from waits and queues."""
+    """Tasks that are done before each gate of each task, from waits and queues.
+
+    Args:
+        roles: those that take the tasks of a queue in order.
+    """
     edges: dict[Role, set[Role]] = {
         (task, gate): {
             (m, "store")
@@ -108,7 +114,7 @@ def by_waits(
     }
     for queue in queues:
         for task, then in pairwise(queue):
-            for role in (*GATES, "store"):
+            for role in roles:
                 edges.setdefault((then, role), set()).add((task, role))
     return _closure(len(events.graph.tasks), edges)
 

@@ -1,16 +1,12 @@
-"""Dependences against all pairs of elements, and the cases that the design names."""
+"""Dependences: the cases that the design names. All pairs: test_random_programs.py."""
 
-import itertools
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from mkdsl.errors import InternalError, VerifyError
-from mkdsl.lang.expr import Expr, expr, maximum, read, var
-from mkdsl.lang.program import Access, Axis, Call, Program, Scan
+from mkdsl.lang.expr import read, var
+from mkdsl.lang.program import Access, Call, Program
 from mkdsl.lower.decompose import DecomposeOptions, decompose
 from mkdsl.lower.dependences import find_dependences
 from mkdsl.lower.ir import TaskGraph
@@ -18,7 +14,6 @@ from mkdsl.lower.machine import H200
 from mkdsl.lower.verify_graph import verify_program, verify_tasks
 from tests.lower.programs import (
     array,
-    at,
     attention,
     block,
     call,
@@ -63,174 +58,6 @@ def needs_of(graph: TaskGraph, t: int) -> dict[tuple[str, str], set[int]]:
 def tasks_of(graph: TaskGraph, name: str, mode: str = "full") -> list[int]:
     """Ids of the tasks of a call."""
     return [t for t in range(len(graph.tasks)) if named(graph, t)[:2] == (name, mode)]
-
-
-# --------------------------------------------------------------- oracle: all pairs
-
-SIZE = 8
-
-
-@st.composite
-def positions(draw: st.DrawFn, write: bool, symbolic: bool) -> Axis:
-    """One axis of SIZE elements, over at most 4 grid points."""
-    size = draw(st.sampled_from([1, 2, 4]))
-    if not write and draw(st.integers(0, 3)) == 0:
-        return Axis(expr(0), SIZE)
-    if symbolic and draw(st.booleans()):
-        n = read("n", draw(st.sampled_from([expr(0), G0 % 2])))
-        if write:
-            return Axis(n, 1)
-        low = draw(st.sampled_from([expr(0), maximum(0, n - 2)]))
-        return Axis(low, SIZE, extent=n - low)
-    shift = draw(st.integers(0, 2))
-    return Axis(G0 * draw(st.sampled_from([1, 2, size])) + shift, size)
-
-
-@st.composite
-def random_programs(draw: st.DrawFn, symbolic: bool) -> Program:
-    """Calls that read and write blocks of three state arrays, some in a scan."""
-    states = [array(name, (2, SIZE), role="state") for name in "abc"]
-    n = array("n", (2,), "int32", "input")
-    count = draw(st.integers(1, 4))
-    calls: list[Call] = []
-    for i in range(count):
-        grid = (draw(st.integers(1, 4)),)
-        reads = draw(st.lists(st.sampled_from(states), max_size=2))
-        (out,) = draw(st.lists(st.sampled_from(states), min_size=1, max_size=1))
-        ins = [on(b, row(draw), draw(positions(False, symbolic))) for b in reads]
-        outs = [on(out, row(draw), draw(positions(True, symbolic)))]
-        calls.append(update(f"c{i}", ins, outs, grid[0]))
-    if draw(st.booleans()):
-        inside = draw(st.integers(0, count - 1))
-        scan = Scan(2, (tuple(calls[inside:]),), (0, 0))
-        steps = (*calls[:inside], scan)
-    else:
-        steps = tuple(replace(c, ins=fixed(c.ins), outs=fixed(c.outs)) for c in calls)
-    if isinstance(steps[-1], Scan):
-        outer = tuple(
-            replace(c, ins=fixed(c.ins), outs=fixed(c.outs))
-            for c in steps[:-1]
-            if isinstance(c, Call)
-        )
-        steps = (*outer, steps[-1])
-    names = ("a", "b", "c", "n")
-    return Program("random", (*states, n), names, steps, ())
-
-
-def row(draw: st.DrawFn) -> Axis:
-    """Row 0, row 1 or the row of the layer."""
-    return at(draw(st.sampled_from([expr(0), expr(1), LAYER])))
-
-
-def fixed(accesses: tuple[Access, ...]) -> tuple[Access, ...]:
-    """The accesses outside a scan, where there is no layer."""
-    return tuple(
-        replace(
-            a,
-            axes=tuple(
-                replace(x, start=x.start.substitute({"layer": 0})) for x in a.axes
-            ),
-        )
-        for a in accesses
-    )
-
-
-Elements = set[tuple[str, int, int]]
-
-
-def elements(
-    accesses: tuple[Access, ...], env: dict[str, int], n: tuple[int, int]
-) -> Elements:
-    """What a task touches where the scalars are n."""
-
-    def value(e: Expr) -> int:
-        return e.evaluate(env, lambda buffer, index: n[index[0]])
-
-    out: Elements = set()
-    for access in accesses:
-        ranges: list[range] = []
-        for axis, size in zip(access.axes, access.view, strict=True):
-            start = value(axis.start)
-            length = axis.size if axis.extent is None else value(axis.extent)
-            ranges.append(range(max(0, start), min(size, start + length)))
-        out |= {(access.buffer, i, j) for i, j in itertools.product(*ranges)}
-    return out
-
-
-def touched(graph: TaskGraph, t: int, n: tuple[int, int]) -> tuple[Elements, Elements]:
-    """(reads, writes) of a task where the scalars are n."""
-    one = graph.tasks[t]
-    kind = graph.kinds[one.kind]
-    env = {"g0": one.pid[0], "layer": one.layer}
-    return elements(kind.ins, env, n), elements(kind.outs, env, n)
-
-
-def before(graph: TaskGraph) -> list[set[int]]:
-    """Per task, all tasks ordered before it."""
-    out: list[set[int]] = []
-    for t in range(len(graph.tasks)):
-        mine: set[int] = set()
-        for members in needs_of(graph, t).values():
-            for m in members:
-                mine |= {m} | out[m]
-        out.append(mine)
-    return out
-
-
-def conflicts(graph: TaskGraph, n: tuple[int, int]) -> Iterator[tuple[int, int, bool]]:
-    """(earlier, later, illegal) of every pair of tasks that must be ordered."""
-    sets = [touched(graph, t, n) for t in range(len(graph.tasks))]
-    for i, j in itertools.combinations(range(len(sets)), 2):
-        (reads, writes), (later_reads, later_writes) = sets[i], sets[j]
-        if not (writes & later_writes or reads & later_writes or writes & later_reads):
-            continue
-        one, other = graph.tasks[i], graph.tasks[j]
-        same = (one.kind, one.layer) == (other.kind, other.layer)
-        yield i, j, same and bool(writes & (later_writes | later_reads))
-
-
-@settings(deadline=None)
-@given(random_programs(symbolic=False))
-def test_constant_programs_agree_with_all_pairs(program: Program) -> None:
-    graph = decompose(program, H200, DecomposeOptions(split=False))
-    pairs = list(conflicts(graph, (0, 0)))
-    if any(illegal for _, _, illegal in pairs):
-        with pytest.raises(VerifyError, match=r"both write|overwrites"):
-            find_dependences(graph)
-        return
-    found = find_dependences(graph)
-    ordered = before(found)
-    assert all(i in ordered[j] for i, j, _ in pairs)
-    must = {(i, j) for i, j, _ in pairs}
-    assert all(d.exact for d in found.dep_sets)
-    for t in range(len(found.tasks)):
-        for members in needs_of(found, t).values():
-            assert all((m, t) in must for m in members)
-
-
-LENGTHS = ((0, 0), (0, 3), (3, 3), (5, 2), (7, 8), (8, 8))
-
-
-@settings(deadline=None)
-@given(random_programs(symbolic=True))
-def test_run_time_programs_order_all_pairs(program: Program) -> None:
-    graph = decompose(program, H200, DecomposeOptions(split=False))
-    illegal = any(bad for n in LENGTHS for _, _, bad in conflicts(graph, n))
-    try:
-        found = find_dependences(graph)
-    except VerifyError as error:
-        refused = str(error)
-    else:
-        refused = ""
-    if refused:
-        # What is refused is illegal for some lengths, or said to be unproved.
-        assert illegal or "may overwrite" in refused
-        return
-    ordered = before(found)
-    for n in LENGTHS:
-        pairs = list(conflicts(graph, n))
-        assert all(i in ordered[j] for i, j, _ in pairs)
-    assert find_dependences(graph) == found
 
 
 # ------------------------------------------------------------ the cases of the design
