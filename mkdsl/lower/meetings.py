@@ -13,9 +13,9 @@ whose bounds are known only at run time counts as the whole dimension here; pair
 meet then, and have such a dimension, are asked of `overlap` (region.py).
 Why not region_index.py and touches.py: those serve the pass that finds dependences. The
 proof at the end of the compiler (verify_accesses.py) must not share its faults.
-Cost: numpy sorts of the runs, and the pairs that are found. Llama-3.2-1B on a 2-core CPU
-that others use too (2026-11-30): 13,117 tasks (batch 8) 0.4 to 0.5 s, most of it proofs
-about the rows of the cache; 25,688 (batch 1, tiles of 16 rows) 0.1 s.
+Cost: numpy sorts of the runs, and the pairs that are found. Llama-3.2-1B on a 2-core
+CPU that others use too (2026-11-30): 13,117 tasks (batch 8) 0.4 to 0.5 s, most of it
+proofs about the rows of the cache; 25,688 (batch 1, tiles of 16 rows) 0.1 s.
 Source: sweep over sorted endpoints, as for intersections of intervals.
 """
 

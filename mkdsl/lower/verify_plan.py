@@ -46,6 +46,9 @@ def verify_plan(plan: KernelPlan, machine: Machine) -> None:
         if not holds:
             raise VerifyError("pages", f"{_sizes(plan)}: {why}", hint=INTERNAL)
     graph = plan.schedule.events.graph
+    if len(plan.kinds) != len(graph.kinds):
+        sizes = f"{len(plan.kinds)} sizes for {len(graph.kinds)} kinds"
+        raise VerifyError("pages", sizes, hint=INTERNAL)
     for kind, sizes in zip(graph.kinds, plan.kinds, strict=True):
         _check_kind(plan, kind, sizes)
 

@@ -7,6 +7,7 @@ first one decides about code: a fold starts from its init there alone.
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -41,16 +42,22 @@ class Bodies:
         kind = self._kinds[one.kind]
         key = one.kind, one.part == 0
         if key not in self._run:
-            self._run[key] = _compiled(kind, id(kind.task.body), one.part == 0)
+            shapes = tuple(access.shape for access in kind.ins)
+            plain = replace(kind, ins=(), outs=())
+            body = id(kind.task.body)
+            self._run[key] = _compiled(plain, shapes, body, one.part == 0)
         extents = np.array([n for b in blocks for n in b.extents], np.int32)
         pids = np.array(one.grid, np.int32)
         part = np.int32(one.part)
         return [np.array(x) for x in self._run[key](values, extents, pids, part)]
 
 
-# The key has the identity of the body as well: TaskDef does not compare bodies.
+# The key has the identity of the body as well: TaskDef does not compare bodies. Where
+# the blocks lie does not matter.
 @functools.lru_cache(maxsize=256)
-def _compiled(kind: Kind, _: int, first_part: bool) -> Run:
+def _compiled(
+    kind: Kind, blocks: tuple[tuple[int, ...], ...], _: int, first_part: bool
+) -> Run:
     task, cut_vars = kind.task, kind.task.body.cut_vars
     shapes = [task.body.invars[i].aval.shape for i in kind.operands]
     dots = {s.rhs for s in kind_streams(kind) if isinstance(s, Dot)}
@@ -59,7 +66,7 @@ def _compiled(kind: Kind, _: int, first_part: bool) -> Run:
         operands: dict[int, Operand] = {}
         at = 0
         for n, (i, shape) in enumerate(zip(kind.operands, shapes, strict=True)):
-            rank = len(kind.ins[n].shape)
+            rank = len(blocks[n])
             known = tuple(extents[at : at + rank])
             at += rank
             # A block [n] of a `column` spec is [n, 1] to the task.
@@ -67,7 +74,7 @@ def _compiled(kind: Kind, _: int, first_part: bool) -> Run:
             value = values[n]
             if value is not None:
                 value = value.reshape(value.shape + (1,) * (len(shape) - rank))
-            size = kind.ins[n].shape[-1] if rank else 0
+            size = blocks[n][-1] if rank else 0
             operands[i] = Operand(value, known, part * size if i in dots else 0)
         if kind.mode == "partial":
             return run_partial(task, operands, pids, 0 if first_part else 1)

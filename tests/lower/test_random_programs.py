@@ -310,19 +310,29 @@ def test_the_last_proof_agrees_with_all_pairs(
 ) -> None:
     """Of schedules that lack needs, waits, or have a wait at the other gate."""
     graph = legal(program)
-    graph_needs = list(graph.needs)
-    if any(graph.needs) and data.draw(st.booleans()):
-        task = data.draw(st.sampled_from([t for t, n in enumerate(graph.needs) if n]))
-        kept = data.draw(st.integers(0, len(graph.needs[task]) - 1))
-        graph_needs[task] = graph.needs[task][:kept]
-    events = events_of(replace(graph, needs=tuple(graph_needs)))
+    some = [t for t, needs in enumerate(graph.needs) if needs]
+    assume(some)
+    fault = data.draw(st.sampled_from(("need", "wait", "gate", "none")))
+    if fault == "need":
+        task = data.draw(st.sampled_from(some))
+        gone = data.draw(st.integers(0, len(graph.needs[task]) - 1))
+        needs = list(graph.needs)
+        needs[task] = needs[task][:gone] + needs[task][gone + 1 :]
+        graph = replace(graph, needs=tuple(needs))
+    events = events_of(graph)
     order = data.draw(queues(len(graph.tasks)))
     if data.draw(st.booleans()):
         events = elide_waits(Schedule(events, order)).events
     waits = all_waits(events)
-    if waits and data.draw(st.booleans()):
+    if waits and fault in ("wait", "gate"):
         task, index = data.draw(st.sampled_from(waits))
+        wait = events.waits[task][index]
         events = without_wait(events, task, index)
+        if fault == "gate":
+            other = "stream" if wait.gate == "resident" else "resident"
+            moved = (*events.waits[task], replace(wait, gate=other))
+            every = (*events.waits[:task], moved, *events.waits[task + 1 :])
+            events = replace(events, waits=every)
     schedule = Schedule(events, order)
     _, refused = tried(verify_accesses, schedule)
     if refused:
