@@ -240,7 +240,7 @@ def _rows(axis: Axis, env: dict[str, int], scalar: int) -> tuple[int, int]:
 
 
 def _text(access: Access) -> str:
-    return access_text(access, access.view)
+    return access_text(access, {access.buffer: access.view})
 
 
 def _wrong(what: str, call: Call | None = None) -> VerifyError:
