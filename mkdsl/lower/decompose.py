@@ -30,9 +30,10 @@ from dataclasses import dataclass, replace
 
 from mkdsl.errors import PlanError
 from mkdsl.lang.program import Buffer, Call, Program, Scan
+from mkdsl.lower.blocked import blocked_operand, legal_blocks
 from mkdsl.lower.check_pages import check_pages
 from mkdsl.lower.cost import kind_cost, stage_ns
-from mkdsl.lower.ir import Kind, Task, TaskGraph
+from mkdsl.lower.ir import MOST_BLOCKS, Kind, Task, TaskGraph
 from mkdsl.lower.machine import Machine
 from mkdsl.lower.pages import PIECES, columns_features, tile_bytes
 from mkdsl.lower.parts import Site, legal_parts, site_of
@@ -57,6 +58,8 @@ class DecomposeOptions:
         most_parts: parts of a call that would fit with so few; None for any number.
         most_tasks: tasks of one program; lowering and the instructions grow with it.
             Calls get fewer parts where it would be exceeded.
+        most_blocks: into how many blocks the left side of a dot may come, so that the
+            dot starts before all of it is there; 1 for whole operands alone.
     """
 
     split: bool = True
@@ -64,6 +67,7 @@ class DecomposeOptions:
     least_blocks: int = 8
     most_parts: int | None = None
     most_tasks: int = 1 << 17
+    most_blocks: int = MOST_BLOCKS
 
 
 def decompose(
@@ -87,6 +91,7 @@ def decompose(
         fewer = replace(options, most_parts=most)
         kinds, temps, ids = _kinds(program, machine, fewer, known)
     _check_number(program, kinds, ids, options)
+    kinds = _in_blocks(kinds, machine, options.most_blocks)
     tasks = [
         task
         for call, layer in program.instances()
@@ -124,6 +129,24 @@ def _kinds(
                 mine.append(key)
                 ids[call.name] = shared[key]
     return kinds, temps, ids
+
+
+def _in_blocks(kinds: list[Kind], machine: Machine, most: int) -> list[Kind]:
+    """The kinds, with operands in blocks where their producers run in several waves."""
+    waves: dict[str, int] = {}
+    for kind in kinds:
+        tasks = math.prod(kind.grid) * (kind.parts if kind.mode == "partial" else 1)
+        for access in kind.outs:
+            count = -(-tasks // machine.sms)
+            waves[access.buffer] = max(waves.get(access.buffer, 0), count)
+    made: list[Kind] = []
+    for kind in kinds:
+        n = blocked_operand(kind)
+        legal = legal_blocks(kind, machine.page_bytes)
+        if n < 0 or waves.get(kind.ins[n].buffer, 1) == 1:
+            legal = (1,)
+        made.append(replace(kind, blocks=next(b for b in legal if b <= most)))
+    return made
 
 
 def _sequences(

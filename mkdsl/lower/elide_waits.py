@@ -17,7 +17,7 @@ Source: vector clocks (Fidge 1988; Mattern 1989), with one bit per event as the 
 from dataclasses import replace
 
 from mkdsl.lower.bits import union
-from mkdsl.lower.ir import GATES, Gate, Schedule, Wait
+from mkdsl.lower.ir import GATES, Loader, Schedule, Wait, loader_of
 
 
 def elide_waits(schedule: Schedule) -> Schedule:
@@ -25,16 +25,18 @@ def elide_waits(schedule: Schedule) -> Schedule:
     events = schedule.events
     sm_of = {t: sm for sm, queue in enumerate(schedule.queues) for t in queue}
     known = [0] * len(events.events)
-    seen: dict[tuple[int, Gate], int] = {}
+    seen: dict[tuple[int, Loader], int] = {}
     kept: list[tuple[Wait, ...]] = []
     # Ascending ids: members of an event come before the tasks that wait for it.
     for task, waits in enumerate(events.waits):
         sm, mine = sm_of[task], ()
         for gate in GATES:
-            before = seen.get((sm, gate), 0)
+            # Gates of one loader follow each other: a block knows what came before it.
+            loader = loader_of(gate)
+            before = seen.get((sm, loader), 0)
             asked = tuple(w for w in waits if w.gate == gate)
             implied = union((known[w.event] for w in asked), before)
-            seen[sm, gate] = union((1 << w.event for w in asked), implied)
+            seen[sm, loader] = union((1 << w.event for w in asked), implied)
             mine += tuple(w for w in asked if not implied >> w.event & 1)
         kept.append(mine)
         if events.signals[task] >= 0:

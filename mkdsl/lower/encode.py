@@ -10,6 +10,7 @@ Layout of the array of one SM, offsets in words from its start:
     stride    instruction 1     stream waits: offset, count,
     ..                          resident waits: offset, count,
               kind = -1         g0, g1, .. (padded with 0)
+                                if a kind has blocks, their waits: offset, count, ..
     waits_at  (event, threshold), (event, threshold), ..
 
 A kind of -1 ends the queue; signal is an event or -1. Offsets point to the first word
@@ -25,7 +26,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mkdsl.errors import PlanError
-from mkdsl.lower.ir import Gate, KernelPlan, Schedule, Wait
+from mkdsl.lower.ir import FETCH_GATES, GATES, Gate, KernelPlan, Schedule, Wait
 from mkdsl.lower.pages import round_up
 
 HEADER = 8
@@ -35,7 +36,6 @@ END = -1
 INT32_MAX = 2**31 - 1
 KIND, LAYER, PART, SIGNAL = range(4)
 STREAM_WAITS, RESIDENT_WAITS = 4, 6
-FIRST_WORD: dict[Gate, int] = {"stream": STREAM_WAITS, "resident": RESIDENT_WAITS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,7 @@ class Instruction:
     stream: tuple[tuple[int, int], ...]
     resident: tuple[tuple[int, int], ...]
     grid: tuple[int, ...]
+    blocks: tuple[tuple[tuple[int, int], ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,8 @@ class Encoded:
         waits_at: where the lists of waits start.
         events: number of counters that the kernel needs.
         ranks: grid axes of each kind.
+        blocks_at: first word, in an instruction, of the waits of blocks.
+        blocks: of each kind, those that have waits of their own.
     """
 
     words: tuple[tuple[int, ...], ...]
@@ -68,6 +71,8 @@ class Encoded:
     waits_at: int
     events: int
     ranks: tuple[int, ...]
+    blocks_at: int
+    blocks: tuple[int, ...]
 
 
 def instruction_bytes(schedule: Schedule) -> int:
@@ -91,6 +96,10 @@ def instructions(plan: KernelPlan) -> tuple[tuple[Instruction, ...], ...]:
                 _pairs(graph.waits[t], "stream"),
                 _pairs(graph.waits[t], "resident"),
                 task.pid,
+                tuple(
+                    _pairs(graph.waits[t], gate)
+                    for gate in FETCH_GATES[1 : graph.graph.kinds[task.kind].blocks]
+                ),
             )
             for t in queue
         )
@@ -106,9 +115,10 @@ def encode(plan: KernelPlan) -> Encoded:
     """
     schedule = plan.schedule
     stride, waits_at = _shape(schedule)
+    blocks_at = blocks_word(schedule)
     length = instruction_bytes(schedule) // 4
     words = tuple(
-        tuple(_queue_words(queue, stride, waits_at, length))
+        tuple(_queue_words(queue, stride, blocks_at, waits_at, length))
         for queue in instructions(plan)
     )
     largest = max((max(array, key=abs) for array in words), key=abs, default=0)
@@ -117,8 +127,16 @@ def encode(plan: KernelPlan) -> Encoded:
             f"a word of the instructions is {largest}, which needs more than 32 bits",
             hint="counters, layers, grid axes and offsets must be below 2**31",
         )
-    ranks = tuple(len(kind.grid) for kind in schedule.events.graph.kinds)
-    return Encoded(words, stride, waits_at, len(schedule.events.events), ranks)
+    kinds = schedule.events.graph.kinds
+    return Encoded(
+        words,
+        stride,
+        waits_at,
+        len(schedule.events.events),
+        tuple(len(kind.grid) for kind in kinds),
+        blocks_at,
+        tuple(kind.blocks - 1 for kind in kinds),
+    )
 
 
 def decode(encoded: Encoded) -> tuple[tuple[Instruction, ...], ...]:
@@ -129,8 +147,15 @@ def decode(encoded: Encoded) -> tuple[tuple[Instruction, ...], ...]:
 def _shape(schedule: Schedule) -> tuple[int, int]:
     """(stride, waits_at); one instruction more than the longest queue, its end."""
     kinds = schedule.events.graph.kinds
-    stride = HEADER + max((len(kind.grid) for kind in kinds), default=0)
+    blocks = max((kind.blocks for kind in kinds), default=1) - 1
+    stride = blocks_word(schedule) + 2 * blocks
     return stride, stride * (1 + max(map(len, schedule.queues), default=0))
+
+
+def blocks_word(schedule: Schedule) -> int:
+    """First word of an instruction after the grid."""
+    kinds = schedule.events.graph.kinds
+    return HEADER + max((len(kind.grid) for kind in kinds), default=0)
 
 
 def _pairs(waits: tuple[Wait, ...], gate: Gate) -> tuple[tuple[int, int], ...]:
@@ -141,24 +166,34 @@ def _lists(
     schedule: Schedule, queue: tuple[int, ...]
 ) -> set[tuple[tuple[int, int], ...]]:
     waits = {schedule.events.waits[t] for t in queue}
-    return {_pairs(w, gate) for w in waits for gate in FIRST_WORD}
+    return {_pairs(w, gate) for w in waits for gate in GATES}
 
 
 def _queue_words(
-    queue: tuple[Instruction, ...], stride: int, waits_at: int, length: int
+    queue: tuple[Instruction, ...],
+    stride: int,
+    blocks_at: int,
+    waits_at: int,
+    length: int,
 ) -> Iterator[int]:
     tail: list[int] = []
     # No waits need no words: their offset is the start of the lists.
     offsets: dict[tuple[tuple[int, int], ...], int] = {(): waits_at}
     head: list[int] = []
+
+    def listed(waits: tuple[tuple[int, int], ...]) -> tuple[int, int]:
+        if waits not in offsets:
+            offsets[waits] = waits_at + len(tail)
+            tail.extend(word for pair in waits for word in pair)
+        return offsets[waits], len(waits)
+
     for one in queue:
+        first = len(head)
         head += (one.kind, one.layer, one.part, one.signal)
-        for waits in (one.stream, one.resident):
-            if waits not in offsets:
-                offsets[waits] = waits_at + len(tail)
-                tail += (word for pair in waits for word in pair)
-            head += (offsets[waits], len(waits))
-        head += one.grid + (0,) * (stride - HEADER - len(one.grid))
+        head += (*listed(one.stream), *listed(one.resident), *one.grid)
+        head += (0,) * (first + blocks_at - len(head))
+        head += (word for waits in one.blocks for word in listed(waits))
+        head += (0,) * (first + stride - len(head))
     # Everything after the last instruction reads as the end of the queue.
     head += [END] * (waits_at - len(head))
     words = head + tail
@@ -177,6 +212,14 @@ def _decode_queue(words: tuple[int, ...], encoded: Encoded) -> Iterator[Instruct
             _decode_waits(words, *one[STREAM_WAITS : STREAM_WAITS + 2]),
             _decode_waits(words, *one[RESIDENT_WAITS : RESIDENT_WAITS + 2]),
             one[HEADER : HEADER + encoded.ranks[one[KIND]]],
+            tuple(
+                _decode_waits(words, *one[at : at + 2])
+                for at in range(
+                    encoded.blocks_at,
+                    encoded.blocks_at + 2 * encoded.blocks[one[KIND]],
+                    2,
+                )
+            ),
         )
         at += encoded.stride
 

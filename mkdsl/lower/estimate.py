@@ -29,7 +29,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from mkdsl.lang.program import Dot
-from mkdsl.lower.ir import Gate, KernelPlan, Kind, Schedule, Wait
+from mkdsl.lower.ir import FETCH_GATES, Gate, KernelPlan, Kind, Schedule, Wait
 from mkdsl.lower.machine import Machine
 from mkdsl.lower.pages import (
     kind_streams,
@@ -252,6 +252,10 @@ def _run(
         ahead = begin + one.slots * one.page_ns
         sm.loader = max(ahead, body + one.beyond_ns(ring))
         sm.slots += one.slots
+    # What follows a block can start no sooner than its last wait; the earlier part of
+    # the body is done by then.
+    late = max((seen(gate) for gate in FETCH_GATES[1:]), default=0.0)
+    body = max(body, late + machine.operands_ns if late else 0.0)
     sm.consumer = max(body, sm.loader if one.slots else 0.0)
     sm.consumed.append((sm.slots, sm.consumer))
     return sm.consumer

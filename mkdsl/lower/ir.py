@@ -7,13 +7,15 @@
     EventGraph ::= TaskGraph with Event*, the signal and the waits of each Task
     Event      ::= counter; complete when all its `members` have signalled
     Wait       ::= event >= threshold, before the loads of `gate`
+    gate       ::= resident | block1 | block2 | block3 | stream
     Schedule   ::= EventGraph with one queue of tasks per SM
     KernelPlan ::= Schedule with shared memory: pages, arena, staging, words
 
 Task ids are dense and in program order, so every dependence points to a lower id.
-A task has four roles on its SM: the weight loader (free streams), the activation
-loader (resident operands; holds the waits), the consumer (the body) and the storer
-(writes and signals).
+A kind may take its blocked operand (Kind.blocks) in blocks: the first with the other
+resident ones, block k behind gate `block k`. A task has four roles on its SM: the
+weight loader (free streams), the activation loader (resident operands; holds the
+waits), the consumer (the body) and the storer (writes and signals).
 """
 
 from dataclasses import dataclass, field
@@ -23,9 +25,18 @@ from mkdsl.errors import NO_SRC, SrcInfo
 from mkdsl.lang.program import Access, Buffer, Program, TaskDef
 
 Mode = Literal["full", "partial", "combine"]
-Gate = Literal["resident", "stream"]
+Gate = Literal["resident", "block1", "block2", "block3", "stream"]
+Loader = Literal["resident", "stream"]
 
-GATES: tuple[Gate, ...] = ("resident", "stream")
+# In the order in which the activation loader passes its own.
+FETCH_GATES: tuple[Gate, ...] = ("resident", "block1", "block2", "block3")
+GATES: tuple[Gate, ...] = (*FETCH_GATES, "stream")
+MOST_BLOCKS = len(FETCH_GATES)
+
+
+def loader_of(gate: Gate) -> Loader:
+    """Which loader of a task holds a gate."""
+    return "stream" if gate == "stream" else "resident"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +55,7 @@ class Kind:
         operands: index of each of `ins` among the parameters of the task.
         outs: results of this mode.
         pieces: whether its long operands are in pieces (lower/pieces.py).
+        blocks: in how many blocks its blocked operand comes (lower/blocked.py).
         accesses of a partial kind may use the variable `part`.
     """
 
@@ -57,6 +69,11 @@ class Kind:
     outs: tuple[Access, ...]
     src: SrcInfo = field(default=NO_SRC, compare=False)
     pieces: bool = False
+    blocks: int = 1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.blocks <= MOST_BLOCKS:
+            raise ValueError(f"{self.call}: {self.blocks=} of at most {MOST_BLOCKS}")
 
 
 @dataclass(frozen=True, slots=True)

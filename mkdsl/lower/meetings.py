@@ -21,16 +21,16 @@ Source: sweep over sorted endpoints, as for intersections of intervals.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mkdsl.lang.expr import Expr, Ops
-from mkdsl.lang.program import Access, Buffer
+from mkdsl.lang.program import Access, Axis, Buffer, Dot
 from mkdsl.lang.region import AccessRegions, Memo, overlap, refine
-from mkdsl.lower.ir import Gate, Kind, TaskGraph
+from mkdsl.lower.ir import FETCH_GATES, Gate, Kind, TaskGraph
 
 Ints = NDArray[np.int64]
 Use = Gate | Literal["store"]
@@ -125,9 +125,28 @@ def _accesses(kind: Kind) -> Iterator[tuple[Access, Use]]:
         named = n < len(kind.operands)
         stream = named and kind.task.params[kind.operands[n]].use == "stream"
         if not stream or kind.mode != "combine":
-            yield access, "stream" if stream else "resident"
+            if stream or kind.blocks == 1 or n != _blocked(kind):
+                yield access, "stream" if stream else "resident"
+            else:
+                yield from _blocks(kind, access)
     for access in kind.outs:
         yield access, "store"
+
+
+def _blocked(kind: Kind) -> int:
+    """Position of the operand that comes in blocks: the left side of the one dot."""
+    (dot,) = kind.task.streams
+    assert isinstance(dot, Dot)
+    assert dot.lhs is not None
+    return kind.operands.index(dot.lhs)
+
+
+def _blocks(kind: Kind, access: Access) -> Iterator[tuple[Access, Use]]:
+    *outer, last = access.axes
+    size = last.size // kind.blocks
+    for k in range(kind.blocks):
+        axes = (*outer, Axis(last.start + size * k, size))
+        yield replace(access, axes=axes), FETCH_GATES[k]
 
 
 def _touch(

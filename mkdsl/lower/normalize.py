@@ -53,9 +53,14 @@ def known_events(graph: EventGraph) -> list[int]:
 
 def _reduce(waits: Waits, known: list[int]) -> Waits:
     kept: list[Wait] = []
+    given = 0
     for gate in GATES:
+        # A loader passes its gates in order: a later one has what came before.
+        if gate == "stream":
+            given = 0
         mine = [w for w in waits if w.gate == gate]
-        implied = union(known[w.event] for w in mine)
+        implied = union((known[w.event] for w in mine), given)
+        given = union((1 << w.event for w in mine), implied)
         kept += [w for w in mine if not implied >> w.event & 1]
     return tuple(kept)
 

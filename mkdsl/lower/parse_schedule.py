@@ -175,6 +175,7 @@ def _kind(line: Line, lines: Lines, tasks: Tasks, shapes: Shapes) -> Kind:
     line.expect("of")
     task = tasks.get(line)
     pieces = line.take("pieces")
+    blocks = line.number() if line.take("blocks") else 1
     line.done()
     operands: list[int] = []
     ins: list[Access] = []
@@ -196,6 +197,7 @@ def _kind(line: Line, lines: Lines, tasks: Tasks, shapes: Shapes) -> Kind:
         tuple(outs),
         line.src,
         pieces,
+        blocks,
     )
 
 

@@ -27,11 +27,15 @@ def prune_needs(graph: TaskGraph) -> tuple[tuple[Need, ...], ...]:
     closure = _Closure(graph)
     pruned: list[tuple[Need, ...]] = []
     for needs in graph.needs:
-        kept = tuple(
-            need
-            for gate in GATES
-            for need in closure.reduced(tuple(n for n in needs if n.gate == gate))
-        )
+        kept: tuple[Need, ...] = ()
+        given: frozenset[int] = frozenset()
+        for gate in GATES:
+            # A loader passes its gates in order: a later one has what came before.
+            if gate == "stream":
+                given = frozenset()
+            mine = tuple(n for n in needs if n.gate == gate)
+            kept += closure.reduced(mine, given)
+            given |= {n.deps for n in mine}
         pruned.append(kept)
         closure.add_task(frozenset(need.deps for need in kept))
     return tuple(pruned)
@@ -48,7 +52,7 @@ class _Closure:
         self._groups: dict[frozenset[int], int] = {}
         self._group_of: list[int] = []
         self._before: list[int] = []
-        self._memo: dict[tuple[Need, ...], tuple[Need, ...]] = {}
+        self._memo: dict[tuple[frozenset[int], tuple[Need, ...]], tuple[Need, ...]] = {}
 
     def add_task(self, deps: frozenset[int]) -> None:
         """Record what comes before the next task."""
@@ -57,16 +61,24 @@ class _Closure:
             self._before.append(union(map(self._done_of, sorted(deps))))
         self._group_of.append(group)
 
-    def reduced(self, needs: tuple[Need, ...]) -> tuple[Need, ...]:
-        """The needs of one gate without those that the others imply."""
-        needs = _one_per_set(needs)
-        if len(needs) < 2:
-            return needs
-        if needs not in self._memo:
-            self._memo[needs] = self._reduced(needs)
-        return self._memo[needs]
+    def reduced(
+        self, needs: tuple[Need, ...], given: frozenset[int]
+    ) -> tuple[Need, ...]:
+        """The needs of one gate without those that the others imply.
 
-    def _reduced(self, needs: tuple[Need, ...]) -> tuple[Need, ...]:
+        Args:
+            given: DepSets that the same loader has waited for at earlier gates.
+        """
+        needs = _one_per_set(needs)
+        if not needs or (len(needs) == 1 and not given):
+            return needs
+        if (given, needs) not in self._memo:
+            self._memo[given, needs] = self._reduced(needs, given)
+        return self._memo[given, needs]
+
+    def _reduced(
+        self, needs: tuple[Need, ...], given: frozenset[int]
+    ) -> tuple[Need, ...]:
         kept = list(needs)
         # Earliest first, larger first: these are what later, smaller sets imply.
         order = sorted(
@@ -78,7 +90,7 @@ class _Closure:
             ),
         )
         for need in order:
-            others = [n.deps for n in kept if n is not need]
+            others = [*given, *(n.deps for n in kept if n is not need)]
             last = max((self._members[d][-1] for d in others), default=-1)
             if self._members[need.deps][-1] > last:
                 continue

@@ -12,7 +12,7 @@
     graph    ::= program ("buffer" buffer)* task_definition* kind*
                  ["needs not found yet"] deps*
     kind     ::= "kind" INT NAME mode INT ("part" | "parts") "over (" INT,* ")"
-                 "of" key ["pieces"]
+                 "of" key ["pieces"] ["blocks" INT]
                  ("in" (INT | "crossing") access)* ("out" access)*
     mode     ::= "full" | "partial" | "combine"
     deps     ::= "deps" dINT ["about"] ":" ids   "about": assumed, not exact
@@ -22,7 +22,8 @@
                  [":" action;*]
     action   ::= "needs" need,* | "wait" wait | "signal" eINT
     need     ::= dINT gate ("RAW" | "WAR" | "WAW")
-    wait     ::= eINT ">=" INT gate              gate is "resident" or "stream"
+    wait     ::= eINT ">=" INT gate
+    gate     ::= "resident" | "block1" | "block2" | "block3" | "stream"
 
 What is not defined here is in text.py. Buffers and task definitions of a graph are
 those that its program has not. Kinds, deps and events are numbered from 0. Tasks stand
@@ -145,9 +146,10 @@ def _kind_lines(
 ) -> Iterator[str]:
     parts = f"{kind.parts} part{'s' if kind.parts > 1 else ''}"
     pieces = " pieces" if kind.pieces else ""
+    blocks = f" blocks {kind.blocks}" if kind.blocks > 1 else ""
     yield (
         f"kind {number} {name_text(kind.call)} {kind.mode} {parts} "
-        f"over ({list_text(kind.grid)}) of {keys[kind.task]}{pieces}"
+        f"over ({list_text(kind.grid)}) of {keys[kind.task]}{pieces}{blocks}"
     )
     for i, access in enumerate(kind.ins):
         operand = kind.operands[i] if i < len(kind.operands) else "crossing"

@@ -10,11 +10,13 @@ Cost: linear in the accesses. Bounds are computed once per value of the variable
 depend on, so a task costs a few look-ups.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from mkdsl.lang.program import Access, Buffer
 from mkdsl.lang.region import AccessRegions, Region, refine
-from mkdsl.lower.ir import Gate, Kind, Task, TaskGraph
+from mkdsl.lower.blocked import block_accesses
+from mkdsl.lower.ir import Gate, Kind, Loader, Task, TaskGraph
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,15 +122,24 @@ def _makers(
         return _Maker(regions, gate, uses[name])
 
     ins = [
-        maker(access, gate_of(kind, i))
+        maker(block, gate)
         for i, access in enumerate(kind.ins)
         if access.buffer in uses
+        for gate, block in loads_of(kind, i)
     ]
     return ins, [maker(access) for access in kind.outs]
 
 
-def gate_of(kind: Kind, i: int) -> Gate:
-    """Which loads wait for the producers of the i-th operand of a kind."""
+def loads_of(kind: Kind, i: int) -> Iterator[tuple[Gate, Access]]:
+    """The loads of the i-th operand of a kind, and which gate holds each back."""
+    if gate_of(kind, i) == "stream":
+        yield "stream", kind.ins[i]
+    else:
+        yield from block_accesses(kind, i)
+
+
+def gate_of(kind: Kind, i: int) -> Loader:
+    """Which loader brings the i-th operand of a kind."""
     if i >= len(kind.operands):
         return "resident"
     use = kind.task.params[kind.operands[i]].use

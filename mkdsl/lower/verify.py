@@ -57,7 +57,7 @@ from collections.abc import Iterable
 from typing import NoReturn
 
 from mkdsl.errors import VerifyError
-from mkdsl.lower.ir import DepSet, EventGraph, Need, TaskGraph, Wait
+from mkdsl.lower.ir import GATES, DepSet, EventGraph, Need, TaskGraph, Wait
 
 _BROKEN = {
     "RAW": "reads what it writes",
@@ -99,10 +99,7 @@ def verify_events(events: EventGraph) -> None:
                     f"which {task_name(graph, last)} signals, not before it",
                 )
         if waits not in memo:
-            memo[waits] = {
-                gate: _union(done[w.event] for w in waits if w.gate == gate)
-                for gate in ("resident", "stream")
-            }
+            memo[waits] = _at_gates(waits, done)
         before = memo[waits]
         for need in graph.needs[task] if graph.needs else ():
             if (waits, need) in proved:
@@ -114,6 +111,17 @@ def verify_events(events: EventGraph) -> None:
             proved.add((waits, need))
         if events.signals[task] >= 0:
             done[events.signals[task]] |= _union(before.values()) | 1 << task
+
+
+def _at_gates(waits: tuple[Wait, ...], done: list[int]) -> dict[str, int]:
+    """Per gate the tasks that are done before it opens; a loader's gates in order."""
+    before: dict[str, int] = {}
+    known = 0
+    for gate in GATES:
+        known = 0 if gate == "stream" else known
+        known |= _union(done[w.event] for w in waits if w.gate == gate)
+        before[gate] = known
+    return before
 
 
 def check_counters(stage: str, events: EventGraph) -> None:
@@ -159,7 +167,7 @@ def _check_thresholds(stage: str, events: EventGraph, waits: tuple[Wait, ...]) -
     for wait in waits:
         known = 0 <= wait.event < len(events.events)
         members = len(events.events[wait.event].members) if known else 0
-        if wait.threshold == members and wait.gate in ("resident", "stream"):
+        if wait.threshold == members and wait.gate in GATES:
             continue
         task = events.waits.index(waits)
         if not known:

@@ -21,7 +21,7 @@ from typing import NoReturn
 
 from mkdsl.errors import VerifyError
 from mkdsl.lang.region import region
-from mkdsl.lower.ir import Schedule, TaskGraph
+from mkdsl.lower.ir import FETCH_GATES, Schedule, TaskGraph
 from mkdsl.lower.meetings import BufferMeetings, Table, Use, find_meetings
 from mkdsl.lower.verify import INTERNAL, task_name
 from mkdsl.lower.verify_schedule import knowledge
@@ -50,7 +50,7 @@ def verify_accesses(schedule: Schedule) -> None:
             if key in proved:
                 continue
             if use == "store":
-                both = both or seen["resident"] | seen["stream"]
+                both = both or seen[FETCH_GATES[-1]] | seen["stream"]
                 regions.check_write(task, number, both)
             else:
                 alike = regions.check_read(task, number, use, seen[use])

@@ -112,6 +112,8 @@ class _Site:
     ) -> None:
         if kind.operands != operands:
             self._fail(kind, f"operands {kind.operands}, not {operands}")
+        if kind.blocks > 1:
+            self._blocks(kind)
         ins = self._call.ins
         for n, i in enumerate(operands):
             if i in cuts:
@@ -121,6 +123,16 @@ class _Site:
         extra = len(kind.ins) - len(operands)
         if extra and kind.mode != "combine":
             self._fail(kind, f"{extra} operands more than its call")
+
+    def _blocks(self, kind: Kind) -> None:
+        """An operand comes in blocks if one dot reads it, and nothing else."""
+        streams = kind.task.streams
+        dot = streams[0] if len(streams) == 1 else None
+        if not isinstance(dot, Dot) or dot.lhs is None or kind.mode != "full":
+            self._fail(kind, f"{kind.blocks} blocks, but not one dot that reads them")
+        depth = kind.ins[kind.operands.index(dot.lhs)].axes[-1]
+        if depth.squeezed or depth.extent is not None or depth.size % kind.blocks:
+            self._fail(kind, f"{kind.blocks} blocks of a depth of {depth.size}")
 
     def _same(
         self, kind: Kind, what: str, has: Sequence[Access], wanted: Sequence[Access]

@@ -14,7 +14,7 @@ from typing import NoReturn
 from mkdsl.errors import VerifyError
 from mkdsl.lang.program import ITEM_BYTES, Dot, Fold, Param
 from mkdsl.lower.encode import BLOCK_WORDS, INT32_MAX, Encoded, Instruction, decode
-from mkdsl.lower.ir import EventGraph, KernelPlan, Kind, KindPlan
+from mkdsl.lower.ir import FETCH_GATES, EventGraph, KernelPlan, Kind, KindPlan
 from mkdsl.lower.machine import Machine
 from mkdsl.lower.verify import INTERNAL, fail
 
@@ -178,9 +178,11 @@ def _check_instruction(
     events: EventGraph, sm: int, position: int, task: int, one: Instruction
 ) -> None:
     t = events.graph.tasks[task]
-    said = {"stream": one.stream, "resident": one.resident}
-    meant: dict[str, tuple[tuple[int, int], ...]] = {"stream": (), "resident": ()}
+    fetched = zip(FETCH_GATES, (one.resident, *one.blocks), strict=False)
+    said = {"stream": one.stream, **dict(fetched)}
+    meant: dict[str, tuple[tuple[int, int], ...]] = dict.fromkeys(said, ())
     for wait in events.waits[task]:
+        meant.setdefault(wait.gate, ())
         meant[wait.gate] += ((wait.event, wait.threshold),)
     pairs = (
         ("kind", one.kind, t.kind),

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import NoReturn
 
 from mkdsl.errors import VerifyError
-from mkdsl.lower.ir import GATES, Gate, Need, Schedule
+from mkdsl.lower.ir import FETCH_GATES, GATES, Gate, Need, Schedule
 from mkdsl.lower.machine import Machine
 from mkdsl.lower.verify import (
     INTERNAL,
@@ -147,15 +147,24 @@ def knowledge(
     events = schedule.events
     sm_of = {t: sm for sm, q in enumerate(schedule.queues) for t in q}
     loaders: list[dict[Gate, int]] = [dict.fromkeys(GATES, 0) for _ in schedule.queues]
+    last = FETCH_GATES[-1]
     # The consumer is between the loaders and the storer, so both know as much.
     storers = [0] * len(schedule.queues)
     complete = [0] * len(events.events)
     for task in _linear_extension(stage, schedule):
         sm = sm_of[task]
+        seen = loaders[sm]
+        own = {gate: 0 for gate in GATES}
         for wait in events.waits[task]:
-            loaders[sm][wait.gate] |= complete[wait.event]
+            own[wait.gate] |= complete[wait.event]
             storers[sm] |= complete[wait.event]
-        yield task, sm, loaders[sm]
+        # The activation loader passes its gates in order, task after task.
+        known = seen[last]
+        for gate in FETCH_GATES:
+            known |= own[gate]
+            seen[gate] = known
+        seen["stream"] |= own["stream"]
+        yield task, sm, seen
         storers[sm] |= 1 << task
         if events.signals[task] >= 0:
             complete[events.signals[task]] |= storers[sm]

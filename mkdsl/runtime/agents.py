@@ -25,8 +25,9 @@ from typing import Literal
 import numpy as np
 
 from mkdsl.lang.program import Dot
+from mkdsl.lower.blocked import blocked_operand
 from mkdsl.lower.encode import Instruction
-from mkdsl.lower.ir import KernelPlan, Kind
+from mkdsl.lower.ir import FETCH_GATES, MOST_BLOCKS, Gate, KernelPlan, Kind
 from mkdsl.lower.pages import kind_streams, stream_operands
 from mkdsl.runtime.barriers import Agent, Counter, Slot, Steps
 from mkdsl.runtime.memory import Array, Block, Memory, block_of
@@ -87,6 +88,8 @@ class Sm:
         self._freed = counters(plan.ring, "page slot", "to be free")
         self._arena = slots(plan.arena_slots, "arena slot")
         self._arena_full = counters(plan.arena_slots, "arena slot", "to be full")
+        # As long as blocks come one by one, each has a barrier of its own.
+        self._block_full = counters(MOST_BLOCKS - 1, "block", "to be full")
         self._arena_free = counters(plan.arena_slots, "arena slot", "to be free")
         self._staging = slots(plan.staging_slots, "staging slot")
         self._staged = counters(plan.staging_slots, "staging slot", "to be full")
@@ -132,13 +135,26 @@ class Sm:
             yield self._arena_free[slot], i // slots
             full = self._arena_full[slot]
             for operand, block in self._resident(one):
-                self._issue(self._arena[slot], operand, block, full)
+                (_, first), *_ = self._in_blocks(one, operand, block)
+                self._issue(self._arena[slot], operand, first, full)
                 yield None
             full.signal(clock)
+            for k, waits in enumerate(one.blocks):
+                for event, threshold in waits:
+                    yield self.device.events[event], threshold
+                    self.device.events[event].acquire(threshold, clock)
+                operand = blocked_operand(self.device.kind(one))
+                block = self._blocks(one)[operand]
+                _, later = self._in_blocks(one, operand, block)[k + 1]
+                there = self._block_full[k]
+                self._issue(self._arena[slot], _key(operand, k + 1), later, there)
+                yield None
+                there.signal(clock)
 
     def _consume(self) -> Steps:
         plan, clock, page = self.device.plan, self._clock["consumer"], 0
         arrived = [0] * plan.arena_slots
+        arrived_blocks = [0] * (MOST_BLOCKS - 1)
         for i, one in enumerate(self.queue):
             self.at["consumer"] = one
             yield self._handed, i + 1
@@ -151,7 +167,17 @@ class Sm:
             join(clock, resident_clock)
             blocks = self._blocks(one)
             loaded: dict[int, Array] = {}
+            clocks = [resident_clock]
+            starts = self._block_starts(one)
             for step in self._pages(one):
+                while len(clocks) <= len(starts) and _begins(step, starts, clocks):
+                    k = len(clocks) - 1
+                    arrived_blocks[k] += 2
+                    yield self._block_full[k], arrived_blocks[k]
+                    clocks.append(
+                        self._clock_of(self._block_full[k], arrived_blocks[k])
+                    )
+                    join(clock, clocks[-1])
                 held = [(page + n) % plan.ring for n in range(len(step))]
                 for slot, page_of in zip(held, step, strict=True):
                     yield self._landed[slot], page // plan.ring + 1
@@ -161,8 +187,9 @@ class Sm:
                     self._ring[slot].release()
                     self._freed[slot].signal()
                     yield None
-            values = self._values(one, blocks, loaded | self._arena[arena].values)
-            self._note_reads(i, one, blocks, stream_clock, resident_clock)
+            there = self._joined(one, self._arena[arena].values)
+            values = self._values(one, blocks, loaded | there)
+            self._note_reads(i, one, blocks, stream_clock, clocks)
             clock[self.sm] = i + 1
             results = self.device.evaluate(one, values, blocks)
             yield None
@@ -213,7 +240,7 @@ class Sm:
         one: Instruction,
         blocks: Sequence[Block],
         stream_clock: Clock,
-        resident_clock: Clock,
+        resident_clocks: Sequence[Clock],
     ) -> None:
         if self.device.shadow is None:
             return
@@ -222,9 +249,14 @@ class Sm:
         for n, block in enumerate(blocks):
             if n in streamed and kind.mode == "combine":
                 continue
-            gate = "stream" if n in streamed else "resident"
-            clock = stream_clock if n in streamed else resident_clock
-            self.device.shadow.read(self.sm, position, gate, block, clock)
+            if n in streamed:
+                self.device.shadow.read(
+                    self.sm, position, "stream", block, stream_clock
+                )
+                continue
+            parts = self._in_blocks(one, n, block)
+            for (gate, part), clock in zip(parts, resident_clocks, strict=False):
+                self.device.shadow.read(self.sm, position, gate, part, clock)
 
     def _blocks_of(self, one: Instruction) -> tuple[Block, ...]:
         env, read = _env(one), self.device.memory.scalar
@@ -235,6 +267,37 @@ class Sm:
         for n, block in enumerate(self._blocks(one)):
             if n not in streamed:
                 yield n, block
+
+    def _in_blocks(
+        self, one: Instruction, n: int, block: Block
+    ) -> list[tuple[Gate, Block]]:
+        """Operand n as it is loaded: whole, or one block after the other."""
+        kind = self.device.kind(one)
+        if kind.blocks == 1 or n != blocked_operand(kind):
+            return [("resident", block)]
+        axis = len(block.shape) - 1
+        size = block.shape[axis] // kind.blocks
+        return [
+            (gate, block.narrow(axis, k * size, size))
+            for k, gate in enumerate(FETCH_GATES[: kind.blocks])
+        ]
+
+    def _block_starts(self, one: Instruction) -> list[int]:
+        """Where in the depth of the dot the later blocks begin."""
+        kind = self.device.kind(one)
+        if kind.blocks == 1:
+            return []
+        depth = self._blocks(one)[blocked_operand(kind)].shape[-1]
+        return [k * depth // kind.blocks for k in range(1, kind.blocks)]
+
+    def _joined(self, one: Instruction, values: dict[int, Array]) -> dict[int, Array]:
+        """The contents of the arena, an operand that came in blocks in one piece."""
+        kind = self.device.kind(one)
+        if kind.blocks == 1:
+            return values
+        n = blocked_operand(kind)
+        blocks = [values[n], *(values[_key(n, k)] for k in range(1, kind.blocks))]
+        return values | {n: np.concatenate(blocks, axis=-1)}
 
     def _values(
         self, one: Instruction, blocks: Sequence[Block], loaded: dict[int, Array]
@@ -265,6 +328,19 @@ class Sm:
                 axis, step, end = 0, stream.block, blocks[operands[0]].extents[0]
             for first in range(0, end, step):
                 yield [_page(n, blocks[n], axis, first, step) for n in operands]
+
+
+def _key(operand: int, block: int) -> int:
+    """The key of a block of an operand in a slot, which no operand has."""
+    return -(operand * MOST_BLOCKS + block)
+
+
+def _begins(
+    step: Sequence[Page], starts: Sequence[int], clocks: Sequence[Clock]
+) -> bool:
+    """True if the page of a step reaches into the next block."""
+    (page,) = step
+    return page.place[1].stop > starts[len(clocks) - 1]
 
 
 def _page(operand: int, block: Block, axis: int, first: int, step: int) -> Page:

@@ -28,13 +28,16 @@ from numpy.typing import NDArray
 
 from mkdsl.errors import VerifyError
 from mkdsl.lower.encode import Instruction
-from mkdsl.lower.ir import Gate, KernelPlan, Kind
+from mkdsl.lower.ir import FETCH_GATES, Gate, KernelPlan, Kind, Loader, loader_of
 from mkdsl.runtime.memory import Array, Block, contiguous_unit
 
 Clock = NDArray[np.int64]
 Queues = Sequence[Sequence[Instruction]]
 
-LOADERS: dict[Gate, str] = {"stream": "weight loader", "resident": "activation loader"}
+LOADERS: dict[Loader, str] = {
+    "stream": "weight loader",
+    "resident": "activation loader",
+}
 
 
 def join(clock: Clock, other: Clock) -> None:
@@ -184,7 +187,10 @@ class Shadow:
         kind = self._kinds[one.kind]
         waits = "; ".join(
             f"{gate} operands: {', '.join(f'e{e}>={n}' for e, n in waits) or 'none'}"
-            for gate, waits in (("stream", one.stream), ("resident", one.resident))
+            for gate, waits in (
+                ("stream", one.stream),
+                *zip(FETCH_GATES, (one.resident, *one.blocks), strict=False),
+            )
         )
         raise VerifyError(
             "simulate",
@@ -208,7 +214,7 @@ class Shadow:
                 f"reads {block} but nothing orders it after the write by "
                 f"{self._name(number)} (storer, {self._signal(number)})"
             )
-        self._fail(sm, position, LOADERS[gate], what)
+        self._fail(sm, position, LOADERS[loader_of(gate)], what)
 
     def _report_write(
         self, sm: int, position: int, block: Block, number: int, why: str

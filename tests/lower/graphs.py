@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 
 from mkdsl.errors import SrcInfo
 from mkdsl.lower.ir import (
+    FETCH_GATES,
     GATES,
+    MOST_BLOCKS,
     DepSet,
     EventGraph,
     Gate,
@@ -26,7 +28,8 @@ Role = tuple[int, str]  # (task, "resident" | "stream" | "store")
 def graph_of(tasks: list[list[tuple[tuple[int, ...], Gate]]]) -> TaskGraph:
     """A graph whose task t needs the given (members, gate)s; all one kind."""
     program = programs.mlp()
-    call = next(program.calls())
+    # Its left side may come in blocks, so all gates are there.
+    _, call = program.calls()
     kind = Kind(
         call.name,
         "full",
@@ -37,6 +40,7 @@ def graph_of(tasks: list[list[tuple[tuple[int, ...], Gate]]]) -> TaskGraph:
         call.ins,
         call.outs,
         SrcInfo(__file__, 1),
+        blocks=MOST_BLOCKS,
     )
     ids: dict[tuple[int, ...], int] = {}
     needs = tuple(
@@ -115,7 +119,10 @@ def by_waits(
     for queue in queues:
         for task, then in pairwise(queue):
             for role in roles:
-                edges.setdefault((then, role), set()).add((task, role))
+                if role not in FETCH_GATES:
+                    edges.setdefault((then, role), set()).add((task, role))
+            if FETCH_GATES[0] in roles:
+                edges[then, FETCH_GATES[0]].add((task, FETCH_GATES[-1]))
     return _closure(len(events.graph.tasks), edges)
 
 
@@ -127,6 +134,10 @@ def _closure(tasks: int, edges: dict[Role, set[Role]]) -> dict[Role, frozenset[i
             direct = set(edges.get(node, ()))
             if node[1] == "store":
                 direct |= {(node[0], gate) for gate in GATES}
+            if node[1] in FETCH_GATES[1:]:
+                # One loader passes them in order.
+                earlier = FETCH_GATES[: FETCH_GATES.index(node[1])]
+                direct |= {(node[0], gate) for gate in earlier}
             before[node] = direct.union(*(visit(other) for other in direct))
         return before[node]
 

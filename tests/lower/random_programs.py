@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 
 from mkdsl.lang.expr import Expr, cdiv, expr, maximum, minimum, read, var
 from mkdsl.lang.program import Access, Axis, Buffer, Call, Output, Program, Scan, Step
-from mkdsl.lower.ir import Gate, TaskGraph
-from mkdsl.lower.touches import gate_of
+from mkdsl.lower.ir import GATES, Gate, TaskGraph
+from mkdsl.lower.touches import loads_of
 from tests.lower.programs import array, at, call, on, task, tile
 from tests.strategies import expressions_of
 
@@ -300,10 +300,11 @@ class Touched:
 
     @property
     def all_reads(self) -> dict[str, int]:
-        """What it reads at either gate."""
-        both = dict(self.reads["resident"])
-        for name, bits in self.reads["stream"].items():
-            both[name] = both.get(name, 0) | bits
+        """What it reads at any gate."""
+        both: dict[str, int] = {}
+        for reads in self.reads.values():
+            for name, bits in reads.items():
+                both[name] = both.get(name, 0) | bits
         return both
 
 
@@ -338,9 +339,10 @@ def elements(graph: TaskGraph, n: Sequence[int]) -> list[Touched]:
     every: list[Touched] = []
     for t, one in enumerate(graph.tasks):
         kind, env = graph.kinds[one.kind], environment_of(graph, t)
-        touched = Touched({"resident": {}, "stream": {}}, {})
-        for i, access in enumerate(kind.ins):
-            _add(touched.reads[gate_of(kind, i)], access, env, n)
+        touched = Touched({gate: {} for gate in GATES}, {})
+        for i in range(len(kind.ins)):
+            for gate, block in loads_of(kind, i):
+                _add(touched.reads[gate], block, env, n)
         for access in kind.outs:
             _add(touched.writes, access, env, n)
         every.append(touched)

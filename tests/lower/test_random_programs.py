@@ -17,7 +17,7 @@ from mkdsl.lower.decompose import DecomposeOptions, decompose
 from mkdsl.lower.dependences import find_dependences
 from mkdsl.lower.elide_waits import elide_waits
 from mkdsl.lower.fuse_events import fuse_events
-from mkdsl.lower.ir import GATES, EventGraph, Schedule, TaskGraph
+from mkdsl.lower.ir import FETCH_GATES, GATES, EventGraph, Schedule, TaskGraph
 from mkdsl.lower.machine import simulated
 from mkdsl.lower.meetings import find_meetings
 from mkdsl.lower.normalize import normalize
@@ -291,14 +291,14 @@ def ordered(events: EventGraph, order: tuple[tuple[int, ...], ...], n) -> bool:
     touched = elements(graph, n)
     before = by_waits(events, order)
     for i, j in conflicts(graph, touched):
-        for gate in ("resident", "stream"):
+        for gate in GATES:
             reads = meet(touched[i].writes, touched[j].reads[gate])
             if reads and i not in before[j, gate]:
                 return False
         stores = meet(touched[i].writes, touched[j].writes) or meet(
             touched[i].all_reads, touched[j].writes
         )
-        if stores and i not in before[j, "resident"] | before[j, "stream"]:
+        if stores and i not in before[j, FETCH_GATES[-1]] | before[j, "stream"]:
             return False
     return True
 

@@ -71,7 +71,7 @@ def test_the_good_twin_passes():
 def test_a_dropped_wait_is_a_race():
     fails(
         with_waits(EVENTS, 2),
-        "race: task t2 'gate_up' layer 0 pid (2) reads what it writes",
+        "race: task t2 'down' layer 0 pid (2) reads what it writes",
         "task t0",
         "resident operands does not wait",
     )

@@ -221,8 +221,15 @@ def split_spans(total: int, step: int) -> list[tuple[int, int]]:
     return [(at, min(step, total - at)) for at in range(0, total, step)]
 
 
-def loads(block: Block, layout: Layout, eval_: Eval) -> list[Copy]:
-    """The copies that bring a resident operand to shared memory."""
+def loads(
+    block: Block, layout: Layout, eval_: Eval, part: int = 0, parts: int = 1
+) -> list[Copy]:
+    """The copies that bring a resident operand to shared memory.
+
+    Args:
+        part, parts: which of how many equal pieces of its features; a block in one
+            piece may have any form, in several it is a 16-bit tile.
+    """
     name, operand = layout.buffer.name, block.operand
     if layout.column is not None:
         where = place(layout, operand)
@@ -259,9 +266,16 @@ def loads(block: Block, layout: Layout, eval_: Eval) -> list[Copy]:
             Copy(False, (pl.ds(*span),), name, place_index(where, eval_, 1, span))
             for span in spans
         ]
+    if block.long and parts > 1:
+        rows = block.columns // parts
+        index = place_index(where, eval_, rows, (0, block.padded), row=part * rows)
+        return [Copy(False, (pl.ds(part * rows, rows),), name, index)]
+    size = block.padded // parts
+    span = part * size, size
     if _aligned(where):
-        index = place_index(where, eval_, block.columns, (0, block.padded))
-        return [Copy(False, (), name, index)]
+        index = place_index(where, eval_, block.columns, span)
+        shared = (slice(None), pl.ds(*span)) if parts > 1 else ()
+        return [Copy(False, shared, name, index)]
     if block.columns != 8 and block.padded != 64:
         raise PlanError(
             f"{name}: a block of {block.columns} columns does not start at a multiple "
@@ -273,7 +287,7 @@ def loads(block: Block, layout: Layout, eval_: Eval) -> list[Copy]:
         Copy(
             True, (at // 64,), name, place_index(where, eval_, block.columns, (at, 64))
         )
-        for at in range(0, block.padded, 64)
+        for at in range(span[0], sum(span), 64)
     ]
 
 

@@ -10,6 +10,7 @@ from mkdsl.lang.body import Body, is_literal
 from mkdsl.lang.expr import Expr, expr, maximum, minimum, var
 from mkdsl.lang.program import Dot, Scratch
 from mkdsl.lang.scratch import scratch_of, stored_in_place
+from mkdsl.lower.blocked import blocked_operand
 from mkdsl.lower.emit.blocks import Block, block_of, loads, tiled_page
 from mkdsl.lower.ir import Kind
 from mkdsl.lower.layout import Layout, Operand, operands, results
@@ -72,7 +73,10 @@ class Code:
         invars: variables of the body for the operands of the task.
         equations, outvars: what this mode computes.
         extents: (parameter, axis) -> elements that exist.
-        arrivals: copies of its resident operands, or 1 if it has none.
+        arrivals: copies of its resident operands, or 1 if it has none; of one that
+            comes in blocks, those of the first block.
+        blocked: which of `residents` comes in blocks, or -1.
+        block_arrivals: copies of every later block.
         in_place: id of a computed operand of dots -> parameter whose block it takes.
     """
 
@@ -93,6 +97,8 @@ class Code:
     cut_vars: tuple[Any, ...]
     extents: Mapping[tuple[int, int], Expr]
     arrivals: int
+    blocked: int
+    block_arrivals: int
     in_place: Mapping[int, int]
 
     @property
@@ -128,6 +134,13 @@ def code_of(
         None if o.param.use in ("scalar", "stream") else block_of(o, columns, long)
         for o in given
     )
+    residents = tuple(b for b in blocks if b is not None)
+    n = blocked_operand(kind) if kind.blocks > 1 else -1
+    blocked = n if n < 0 else sum(b is not None for b in blocks[:n])
+    copies = [
+        _copies(b, layouts, kind.blocks if i == blocked else 1)
+        for i, b in enumerate(residents)
+    ]
     return Code(
         index=index,
         kind=kind,
@@ -135,7 +148,7 @@ def code_of(
         layouts=layouts,
         operands=given,
         blocks=blocks,
-        residents=tuple(b for b in blocks if b is not None),
+        residents=residents,
         results=tuple(block_of(o, columns) for o in results(kind, pieced)),
         streams=tuple(_streams(kind, given, layouts, page_bytes)),
         scratch=_scratch(kind, body, equations, in_place),
@@ -146,12 +159,15 @@ def code_of(
         cut_vars=body.cut_vars,
         extents=_extents(kind, given),
         in_place=in_place,
-        arrivals=max(1, sum(_copies(b, layouts) for b in blocks if b is not None)),
+        arrivals=max(1, sum(copies)),
+        blocked=blocked,
+        block_arrivals=copies[blocked] if blocked >= 0 else 0,
     )
 
 
-def _copies(block: Block, layouts: Mapping[str, Layout]) -> int:
-    return len(loads(block, layouts[block.operand.access.buffer], lambda e: 0))
+def _copies(block: Block, layouts: Mapping[str, Layout], parts: int) -> int:
+    layout = layouts[block.operand.access.buffer]
+    return len(loads(block, layout, lambda e: 0, 0, parts))
 
 
 def _equations(kind: Kind, body: Body) -> tuple[tuple[Any, ...], tuple[Any, ...]]:

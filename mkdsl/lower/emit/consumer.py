@@ -55,8 +55,11 @@ class _Consumer:
         """See values.Streams."""
         s, base = self.code.stream_of(pages.parameter), self.g
         first = self.at(s.first)
+        blocks = self.code.kind.blocks
 
         def page(p: Value, features: int, carry: Value) -> Value:
+            if blocks > 1:
+                self.await_block(p, s.full_pages // blocks)
             self.take(base + p)
             chunks = self.chunks(base + p, s, features // s.stacks)
             carry = step(chunks, first + p * s.page[1], carry)
@@ -67,6 +70,14 @@ class _Consumer:
             0, s.full_pages, lambda p, c: page(p, s.page[1], c), carry
         )
         return page(s.full_pages, s.rest, carry) if s.rest else carry
+
+    def await_block(self, page: Value, pages: int) -> None:
+        """Before the first page of a block of so many pages: wait for the block."""
+
+        @pl.when((page > 0) & (lax.rem(page, pages) == 0))
+        def _() -> None:
+            there = self.kernel.memory.blocks[self.code.block_arrivals]
+            plgpu.barrier_wait(there.at[lax.div(page, pages) - 1])
 
     def advance(self, pages: Pages) -> None:
         """See values.Streams."""

@@ -36,6 +36,21 @@ def _arena_target(kernel: Kernel, code: Code, k: int, copy: Copy) -> Ref:
     return part_of(refs[code.index][k], copy.shared)
 
 
+def _fetch(
+    kernel: Kernel, code: Code, at: Instruction, k: int, part: int, landed: Ref
+) -> int:
+    """Bring resident operand k, or one block of it; returns the number of copies."""
+    block = code.residents[k]
+    layout = code.layouts[block.operand.access.buffer]
+    parts = code.kind.blocks if k == code.blocked else 1
+    copies = loads(block, layout, at, part, parts)
+    for copy in copies:
+        target = _arena_target(kernel, code, k, copy)
+        source = kernel.memory.arrays[copy.array].at[copy.place]
+        plgpu.copy_gmem_to_smem(source, target, landed)
+    return len(copies)
+
+
 def fetcher(kernel: Kernel) -> None:
     """Bring resident operands in, once their producers have signalled."""
     mem = kernel.memory
@@ -52,15 +67,14 @@ def fetcher(kernel: Kernel) -> None:
             wait_for(kernel, at, encode.RESIDENT_WAITS)
             kernel.stamp(i, ts.WAITED)
             landed, made = mem.landed[code.arrivals], 0
-            for k, block in enumerate(code.residents):
-                layout = code.layouts[block.operand.access.buffer]
-                for copy in loads(block, layout, at):
-                    target = _arena_target(kernel, code, k, copy)
-                    source = mem.arrays[copy.array].at[copy.place]
-                    plgpu.copy_gmem_to_smem(source, target, landed)
-                    made += 1
+            for k in range(len(code.residents)):
+                made += _fetch(kernel, code, at, k, 0, landed)
             if made == 0:
                 plgpu.barrier_arrive(landed)
+            for block in range(1, code.kind.blocks):
+                wait_for(kernel, at, kernel.blocks_at + 2 * (block - 1))
+                there = mem.blocks[code.block_arrivals].at[block - 1]
+                _fetch(kernel, code, at, code.blocked, block, there)
             kernel.stamp(i, ts.FETCHED)
             return state
 

@@ -35,7 +35,7 @@ from mkdsl.lower.emit.sync import Counters
 from mkdsl.lower.emit.timestamps import STAMPS
 from mkdsl.lower.encode import BLOCK_WORDS, Encoded, encode
 from mkdsl.lower.hang import REPORT_WORDS, ROLES, not_traceable, raise_if_hung
-from mkdsl.lower.ir import KernelPlan
+from mkdsl.lower.ir import MOST_BLOCKS, KernelPlan
 from mkdsl.lower.layout import plan_layouts
 from mkdsl.lower.machine import H200, Machine
 from mkdsl.lower.pages import round_up
@@ -215,6 +215,10 @@ class Launcher:
                 *[barrier()] * 3,
                 barrier(num_arrivals=1 if self.interpret is None else 2),
                 *(barrier(num_arrivals=n) for n in arrivals[1]),
+                *(
+                    barrier(num_arrivals=n, num_barriers=MOST_BLOCKS - 1)
+                    for n in self._block_arrivals()
+                ),
             ],
         )
 
@@ -226,6 +230,10 @@ class Launcher:
         """Copies of a page at most; numbers of copies of resident operands."""
         pages = [s.copies for c in self.codes for s in c.streams]
         return max([1, *pages]), sorted({c.arrivals for c in self.codes})
+
+    def _block_arrivals(self) -> list[int]:
+        """Numbers of copies of the blocks of resident operands."""
+        return sorted({c.block_arrivals for c in self.codes if c.kind.blocks > 1})
 
     def _preamble(self) -> Iterator[tuple[int, int, int]]:
         """(which, start, size) of the copies of words and scalars."""
@@ -317,11 +325,12 @@ class Launcher:
             staging[raw * n : (raw + 1) * n],
             full,
             empty,
-            dict(zip(counts, landed, strict=True)),
+            dict(zip(counts, landed, strict=False)),
             free,
             ready,
             drained,
             done,
+            dict(zip(self._block_arrivals(), landed[len(counts) :], strict=True)),
         )
         plan = self.plan
         kernel = walk.Kernel(
@@ -331,6 +340,7 @@ class Launcher:
             plan.ring,
             plan.in_flight,
             arrivals,
+            self.encoded.blocks_at,
             memory,
             counters,
             stamps,

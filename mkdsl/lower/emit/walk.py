@@ -57,6 +57,7 @@ class Memory(NamedTuple):
     ready: Ref
     drained: Ref
     done: Ref
+    blocks: dict[int, Ref]
 
 
 class Kernel(NamedTuple):
@@ -75,6 +76,7 @@ class Kernel(NamedTuple):
     ring: int
     in_flight: int
     page_arrivals: int
+    blocks_at: int
     memory: Memory
     counters: Counters | None
     stamps: Ref | None = None
@@ -162,12 +164,16 @@ def part_of(ref: Ref, index: tuple[Any, ...]) -> Ref:
 
 
 def wait_for(kernel: Kernel, at: Instruction, first: int) -> None:
-    """The waits of one gate of an instruction."""
+    """The waits of one gate of an instruction.
+
+    Args:
+        first: word of their offset and number.
+    """
     if kernel.counters is None:
         return
     offset, count = at.word(first), at.word(first + 1)
     words, counters = kernel.memory.words, kernel.counters
-    where = Place(int(first == encode.RESIDENT_WAITS), at.i)
+    where = Place(int(first != encode.STREAM_WAITS), at.i)
 
     def one(k: Value, carry: Value) -> Value:
         pair = offset + encode.WAIT_WORDS * k
