@@ -154,9 +154,11 @@ def attention(
     weights = jax.nn.softmax(scores, axis=-1).astype(q.dtype)
     # A weight of zero does not hide a NaN: unused values have to go too.
     past_v = jnp.where(used[:, None, :, None], past.v.astype(q.dtype), 0)
-    out = _dot("bkgts,bksd->btkgd", weights[..., :slots], past_v)
-    out += _dot("bkgts,bskd->btkgd", weights[..., slots:], new.v)
-    return out.astype(q.dtype).reshape(batch, count, num_heads * head_dim)
+    # Heads last, as is wanted, XLA's CPU backend cannot do in bfloat16 (jax 0.11.2).
+    out = _dot("bkgts,bksd->bkgtd", weights[..., :slots], past_v)
+    out += _dot("bkgts,bskd->bkgtd", weights[..., slots:], new.v)
+    out = out.astype(q.dtype).transpose(0, 3, 1, 2, 4)
+    return out.reshape(batch, count, num_heads * head_dim)
 
 
 def scan_layers(

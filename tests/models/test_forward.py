@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from models.cache import init_cache
 from models.registry import family_of
 from models.weights import load
 from tests.fidelity import mean_kl
@@ -60,6 +61,23 @@ def test_a_row_does_not_depend_on_others(fixtures: Path, name: str) -> None:
     other[1:] = 3
     again = forward(fixtures / name, "bfloat16", other, lengths)
     np.testing.assert_array_equal(again[0, : lengths[0]], logits[0, : lengths[0]])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_bfloat16_rows_behind_a_cache(fixtures: Path, name: str) -> None:
+    """Several rows in pieces: the same as at once, up to the order of rounding."""
+    oracle = np.load(fixtures / name / "oracle.npz")
+    config, params = load(fixtures / name, "bfloat16")
+    ids, lengths = oracle["batch_ids"], oracle["batch_lens"]
+    prefill = family_of(config).prefill
+    cache = init_cache(config, 3, ids.shape[1])
+    first = lengths // 2
+    _, cache = prefill(config, params, cache, ids, first)
+    rest = np.array([np.roll(row, -n) for row, n in zip(ids, first, strict=True)])
+    logits, cache = prefill(config, params, cache, rest, lengths - first)
+    assert cache.lengths.tolist() == lengths.tolist()
+    limit = 1.25 * np.abs(oracle["logits_bf16"] - oracle["logits_f32"]).max()
+    assert np.abs(logits - oracle["batch_logits_f32"]).max() <= limit
 
 
 def test_an_id_beyond_the_vocabulary_is_not_another_token(fixtures: Path) -> None:
