@@ -28,7 +28,7 @@ from mkdsl.lang.expr import cdiv, maximum, minimum
 from mkdsl.lang.primitives import dot, fold, program_id, roll, valid
 from mkdsl.lang.task import task
 from mkdsl.lang.trace import scan
-from mkdsl.lower.tiling import most_rows, projection_rows
+from mkdsl.lower.tiling import projection_rows
 from mkdsl.runtime.launch import megakernel
 
 __all__ = [
@@ -53,7 +53,6 @@ __all__ = [
     "maximum",
     "megakernel",
     "minimum",
-    "most_rows",
     "program_id",
     "projection_rows",
     "roll",

@@ -76,6 +76,12 @@ def decompose(
     known = {b.name: b for b in program.buffers}
     forced = [name for name, _ in options.splits]
     pieces = calls_in_pieces(program, machine.page_bytes, without=forced)
+    alone = frozenset(
+        name
+        for name in pieces
+        if pieces - {name}
+        == calls_in_pieces(program, machine.page_bytes, without=[*forced, name])
+    )
     for call in program.calls():
         check_pages(call, known, machine)
     _check_names(program, options)
@@ -87,7 +93,9 @@ def decompose(
         shared: dict[tuple[object, ...], tuple[int, ...]] = {}
         for variant in calls:
             mine: list[tuple[object, ...]] = []
-            for call, site in _sites(variant, layers, known, machine, options, pieces):
+            for call, site in _sites(
+                variant, layers, known, machine, options, pieces, alone
+            ):
                 parts = site.kinds[0].parts
                 key = (call.task, call.grid, call.ins, call.outs, parts)
                 if key not in shared or key in mine:
@@ -140,16 +148,20 @@ def _sites(
     machine: Machine,
     options: DecomposeOptions,
     pieces: frozenset[str],
+    alone: frozenset[str],
 ) -> Iterator[tuple[Call, Site]]:
+    """Each call with its kinds.
+
+    Args:
+        pieces: calls whose long operands are in pieces if they are whole.
+        alone: those of them that may be split without a change of other calls.
+    """
     for stage in _stages(calls):
         ways = [
             [
                 site_of(call, parts, layers, pieces=call.name in pieces)
-                for parts in (
-                    (1,)
-                    if call.name in pieces
-                    else _parts_to_try(call, machine, options)
-                )
+                for parts in _parts_to_try(call, machine, options)
+                if parts == 1 or call.name in alone or call.name not in pieces
             ]
             for call in stage
         ]
