@@ -65,12 +65,15 @@ def projection_rows(
     """
     machine = machine or H200
     best, best_ns = max(t for t in tiles if t <= 64), float("inf")
-    for rows in tiles:
-        page = dot_page(rows, depth, machine.page_bytes)
-        room = machine.smem_bytes // 3
-        if page[0] != rows or page[1] < 64:
-            continue
-        if _resident_bytes(page, depth, columns) > room:
+    pages = {rows: dot_page(rows, depth, machine.page_bytes) for rows in tiles}
+    pages = {rows: p for rows, p in pages.items() if p[0] == rows and p[1] >= 64}
+    sizes = [_resident_bytes(page, depth, columns) for page in pages.values()]
+    room = machine.smem_bytes // 3
+    if computed:
+        # The whole operand has to fit, where a part of it would do without that.
+        room = max(room, min(sizes, default=0))
+    for (rows, page), size in zip(pages.items(), sizes, strict=True):
+        if size > room:
             continue
         waves = cdiv(cdiv(count, rows), machine.sms)
         one = read = machine.read_ns(weights * rows * depth * 2)
