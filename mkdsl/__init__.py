@@ -31,7 +31,7 @@ from mkdsl.lang.primitives import dot, fold, program_id, roll, valid
 from mkdsl.lang.task import task
 from mkdsl.lang.trace import scan
 from mkdsl.lower.parse import parse
-from mkdsl.lower.tiling import most_rows, projection_rows
+from mkdsl.lower.tiling import projection_rows
 from mkdsl.runtime.launch import megakernel
 from mkdsl.runtime.replay import replay
 
@@ -59,7 +59,6 @@ __all__ = [
     "maximum",
     "megakernel",
     "minimum",
-    "most_rows",
     "parse",
     "program_id",
     "projection_rows",

@@ -27,6 +27,8 @@ type Array = Any
 
 # Candidates that one argmax task reads: its operands stay in shared memory as a whole.
 MOST_CANDIDATES = 128
+# Rows of the vocabulary matrix in one task: many, so that few candidates are left.
+VOCABULARY_TILES = (256, 128, 64)
 
 
 def twice(kind: Rope, head_dim: int) -> Any:
@@ -49,7 +51,7 @@ class Step:
         max_length: Slots of the cache (S).
         dtype: Of activations, that of the parameters.
         rows: Rows of a weight in one task; None for what the machine likes.
-        vocabulary_rows: Rows of the vocabulary matrix in one task; None for the most.
+        vocabulary_rows: Rows of the vocabulary matrix in one task; None likewise.
         block: Cached tokens in one block of attention.
         machine: That the tiles are for; None for the one that the kernel is made for.
     """
@@ -302,7 +304,15 @@ class Step:
 
     @property
     def _vocabulary_rows(self) -> int:
-        return self.vocabulary_rows or mk.most_rows(self.machine)
+        c = self.config
+        return self.vocabulary_rows or mk.projection_rows(
+            c.vocab_size,
+            c.hidden_size,
+            self.batch,
+            self.machine,
+            computed=True,
+            tiles=VOCABULARY_TILES,
+        )
 
     @property
     def _candidate(self) -> tuple[mk.Spec, mk.Spec]:

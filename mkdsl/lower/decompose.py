@@ -110,6 +110,12 @@ def _kinds(
     """All kinds, the buffers between them, and the kinds of each call by number."""
     forced = [name for name, _ in options.splits]
     pieces = calls_in_pieces(program, machine.page_bytes, without=forced)
+    alone = frozenset(
+        name
+        for name in pieces
+        if pieces - {name}
+        == calls_in_pieces(program, machine.page_bytes, without=[*forced, name])
+    )
     kinds: list[Kind] = []
     temps: list[Buffer] = []
     ids: dict[str, tuple[int, ...]] = {}
@@ -118,7 +124,9 @@ def _kinds(
         shared: dict[tuple[object, ...], tuple[int, ...]] = {}
         for variant in calls:
             mine: list[tuple[object, ...]] = []
-            for call, site in _sites(variant, layers, known, machine, options, pieces):
+            for call, site in _sites(
+                variant, layers, known, machine, options, pieces, alone
+            ):
                 parts = site.kinds[0].parts
                 key = (call.task, call.grid, call.ins, call.outs, parts)
                 if key not in shared or key in mine:
@@ -182,16 +190,20 @@ def _sites(
     machine: Machine,
     options: DecomposeOptions,
     pieces: frozenset[str],
+    alone: frozenset[str],
 ) -> Iterator[tuple[Call, Site]]:
+    """Each call with its kinds.
+
+    Args:
+        pieces: calls whose long operands are in pieces if they are whole.
+        alone: those of them that may be split without a change of other calls.
+    """
     for stage in _stages(calls):
         ways = [
             [
                 site_of(call, parts, layers, pieces=call.name in pieces)
-                for parts in (
-                    (1,)
-                    if call.name in pieces
-                    else _parts_to_try(call, machine, options)
-                )
+                for parts in _parts_to_try(call, machine, options)
+                if parts == 1 or call.name in alone or call.name not in pieces
             ]
             for call in stage
         ]

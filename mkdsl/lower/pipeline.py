@@ -11,7 +11,9 @@ Cost: linear or nearly so in tasks and waits; the step of Llama-3.2-1B at batch 
 Source: the list of named rewrites of tinygrad, the dump callback of xDSL.
 """
 
-from collections.abc import Callable, Iterator
+import gc
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -131,9 +133,23 @@ def run_passes(
     """
     value: Any = program
     for step in PASSES:
-        value = step.run(value, machine, options or Options())
-        step.verify(value, machine)
+        with _no_collection():
+            value = step.run(value, machine, options or Options())
+            step.verify(value, machine)
         yield Stage(step.stage, value, step.text, machine)
+
+
+@contextmanager
+def _no_collection() -> Generator[None]:
+    """No search for cycles in what passes make, of which there are none: millions of
+    small tuples; it took a fifth of the time (8.5 -> 6.7 s for 40,473 tasks)."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def compile_program(

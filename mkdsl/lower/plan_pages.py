@@ -215,5 +215,7 @@ def _does_not_fit(plan: KernelPlan, machine: Machine, needed: int) -> PlanError:
         f"shared memory are left, at least {needed} are needed\n{budget}",
         graph.kinds[largest].src,
         "smaller tiles for the calls named above: split a wide operand that is read "
-        "whole over more tasks or stages, stream it, or run a smaller batch",
+        "whole over more tasks or stages, stream it, run a smaller batch, or plan "
+        "for a machine with smaller pages: "
+        f"replace(machine, page_bytes={machine.page_bytes // 2})",
     )

@@ -1,5 +1,6 @@
 """The whole middle of the compiler on whole programs."""
 
+import gc
 import time
 from dataclasses import replace
 
@@ -83,6 +84,19 @@ def test_a_broken_pass_is_named(stage, monkeypatch):
     monkeypatch.setattr(pipeline, "PASSES", passes)
     with pytest.raises(VerifyError, match="race"):
         compile_program(small_llama(), simulated(3))
+    assert gc.isenabled()
+
+
+def test_the_garbage_collector_rests_in_passes_alone(monkeypatch):
+    seen = []
+    passes = tuple(
+        replace(step, verify=lambda v, m: seen.append(gc.isenabled()))
+        for step in pipeline.PASSES
+    )
+    monkeypatch.setattr(pipeline, "PASSES", passes)
+    for _ in run_passes(programs.mlp(), simulated(2)):
+        assert gc.isenabled()
+    assert seen == [False] * len(STAGES)
 
 
 def test_a_whole_model_is_compiled_in_seconds():

@@ -8,7 +8,7 @@ import pytest
 import mkdsl as mk
 from mkdsl.errors import PlanError
 from mkdsl.lower.ir import KernelPlan
-from mkdsl.lower.machine import RTX_4090, Machine, simulated
+from mkdsl.lower.machine import H200, RTX_4090, Machine, simulated
 from mkdsl.lower.pipeline import compile_program, encode_plan
 from models.decode import DecodeStep, argument_shapes
 from models.registry import SHAPES
@@ -24,6 +24,10 @@ def plan_of(name: str, batch: int, machine: Machine) -> KernelPlan:
     return compile_program(program, machine)
 
 
+def modes(plan: KernelPlan, call: str) -> set[str]:
+    return {k.mode for k in plan.schedule.events.graph.kinds if k.call == call}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 8])
 def test_llama_1b_is_planned_and_proved(batch: int) -> None:
@@ -32,6 +36,10 @@ def test_llama_1b_is_planned_and_proved(batch: int) -> None:
     assert plan.page_bytes == RTX_4090.page_bytes
     assert len(plan.schedule.queues) == 128
     encode_plan(plan)
+    # Whole, its tasks would be 32 for 128 SMs. What reads x may not be split at batch
+    # 1: others read the same array in pieces.
+    assert modes(plan, "down") == {"partial", "combine"}
+    assert batch > 1 or modes(plan, "q") == {"full"}
 
 
 @pytest.mark.slow
@@ -67,15 +75,24 @@ def test_a_step_that_has_to_be_split_has_the_right_values() -> None:
         args = example(WIDE, lengths, 128)
         scores[implementation] = np.asarray(step(*args)[0])
     program = step.kernel.trace(*example(WIDE, lengths, 128)).program
-    kinds = compile_program(program, machine).schedule.events.graph.kinds
-    assert {k.mode for k in kinds if k.call == "down"} == {"partial", "combine"}
+    assert modes(compile_program(program, machine), "down") == {"partial", "combine"}
     assert np.std(scores["xla"]) > 0.3
     np.testing.assert_allclose(scores["simulate"], scores["xla"], atol=0.03)
 
 
+@pytest.mark.slow
+def test_smaller_pages_make_room_for_a_batch_of_16_on_an_h200() -> None:
+    with pytest.raises(PlanError, match="1 pages of shared memory are left") as e:
+        plan_of("llama-3.1-8b", 16, H200)
+    assert "page_bytes=16384" in e.value.hint
+    plan = plan_of("llama-3.1-8b", 16, replace(H200, page_bytes=16384))
+    assert (plan.ring, plan.page_bytes) == (2, 16384)
+
+
 def test_tiles_fit_the_pages_of_the_machine() -> None:
-    assert mk.most_rows() == 256
-    assert mk.most_rows(RTX_4090) == 128
+    many = {"computed": True, "tiles": (256, 128, 64)}
+    assert mk.projection_rows(128256, 2048, 8, **many) == 256
+    assert mk.projection_rows(128256, 2048, 8, RTX_4090, **many) == 128
     assert mk.projection_rows(8192, 2048, 8, RTX_4090) == 64
     # Few rows would keep [8, 8192] of the other operand whole.
     assert mk.projection_rows(2048, 8192, 1, RTX_4090) == 64
