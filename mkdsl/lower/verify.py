@@ -25,6 +25,10 @@ order of two tasks in one queue orders each role with itself, not the earlier st
 the later load, so an edge inside one SM needs its counter too. A wait below the full
 threshold (the first k of n) says nothing about any single member.
 
+Blocks. The activation loader passes the gates of a task in order (the operands that
+are whole, then block after block of one that comes in blocks), so a later gate knows
+what an earlier one waited for; the consumer has passed all of them when a task stores.
+
 Deadlock-freedom. (a) Every awaited event is signalled exactly as often as its threshold
 says: members are distinct, each signals once, no wait asks for more. (b) Queue order
 and waits together have no cycle, so there is a linear extension. (c) All CTAs are

@@ -115,6 +115,13 @@ def _check_pages(plan: KernelPlan, kind: Kind, sizes: KindPlan) -> None:
             _kind_error(
                 kind, f"pages of {bytes_of_page} bytes, slots of {plan.page_bytes}"
             )
+        if kind.blocks > 1 and isinstance(stream, Dot):
+            if stream.depth % (kind.blocks * features):
+                _kind_error(
+                    kind,
+                    f"{kind.blocks} blocks of a depth of {stream.depth} are not "
+                    f"whole pages of {features}",
+                )
         for operand in operands if isinstance(stream, Fold) else ():
             width = kind.ins[kind.operands.index(operand)].shape[-1]
             if width > features:
