@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mkdsl.lang.program import Program
+from mkdsl.lower.coarsen import coarsen
 from mkdsl.lower.decompose import DecomposeOptions, decompose
 from mkdsl.lower.dependences import find_dependences
 from mkdsl.lower.elide_waits import elide_waits
@@ -47,8 +48,13 @@ from mkdsl.lower.widen_waits import widen_waits
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options of all passes."""
+    """Options of all passes.
 
+    Attributes:
+        coarse: wait for whole calls, see coarsen.py.
+    """
+
+    coarse: bool = False
     decompose: DecomposeOptions = field(default_factory=DecomposeOptions)
     schedule: ScheduleOptions = field(default_factory=ScheduleOptions)
     pages: PageOptions = field(default_factory=PageOptions)
@@ -62,6 +68,11 @@ class Pass:
     run: Callable[[Any, Machine, Options], Any]
     verify: Callable[[Any, Machine], None]
     text: Callable[[Any], str]
+
+
+def _dependences(graph: TaskGraph, options: Options) -> TaskGraph:
+    found = find_dependences(graph)
+    return coarsen(found) if options.coarse else found
 
 
 def _verify_graph(graph: TaskGraph) -> None:
@@ -80,7 +91,7 @@ PASSES = (
          lambda p, m: verify_program(p), print_program),
     Pass("tasks", lambda p, m, o: decompose(p, m, o.decompose),
          lambda g, m: _verify_graph(g), print_tasks),
-    Pass("dependences", lambda g, m, o: find_dependences(g),
+    Pass("dependences", lambda g, m, o: _dependences(g, o),
          lambda g, m: verify_tasks(g), print_tasks),
     Pass("events", lambda g, m, o: fuse_events(g),
          lambda e, m: verify_events(e), print_events),

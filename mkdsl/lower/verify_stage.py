@@ -10,8 +10,8 @@ held against brute force by its tests.
 Cost: that of find_dependences and of all verifiers.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from mkdsl.errors import VerifyError
 from mkdsl.lang.program import Program
@@ -25,6 +25,8 @@ from mkdsl.lower.verify_graph import verify_program, verify_tasks
 from mkdsl.lower.verify_plan import verify_encoded, verify_plan
 from mkdsl.lower.verify_schedule import verify_schedule
 
+# Members, gate, reason of a need.
+type _Found = tuple[tuple[int, ...], str, str]
 type AnyStage = Program | TaskGraph | EventGraph | Schedule | KernelPlan
 
 
@@ -67,7 +69,9 @@ def _verify_needs(graph: TaskGraph) -> None:
     for task, (wanted, said) in enumerate(
         zip(_needs(found), _needs(graph), strict=True)
     ):
-        missing = [need for need in wanted if need not in said]
+        missing = [
+            need for need in wanted if need not in said and not _covered(need, said)
+        ]
         if missing:
             members, gate, why = missing[0]
             raise VerifyError(
@@ -79,7 +83,14 @@ def _verify_needs(graph: TaskGraph) -> None:
             )
 
 
-def _needs(graph: TaskGraph) -> list[list[tuple[Any, ...]]]:
+def _covered(need: _Found, said: Sequence[_Found]) -> bool:
+    """True if more than a need was asked for: whole calls instead of tiles, say."""
+    members, gate, why = need
+    more = (set(m) for m, g, w in said if (g, w) == (gate, why))
+    return set[int]().union(*more).issuperset(members)
+
+
+def _needs(graph: TaskGraph) -> list[list[_Found]]:
     """The needs of each task, with the members instead of the number of a set."""
     every = graph.needs or ((),) * len(graph.tasks)
     return [
