@@ -1,6 +1,7 @@
 """Valid small plans to be mutated: programs with bodies, on 1 to 4 SMs.
 
 layer     two calls over ragged tiles
+blocks    the same, down with its operand in four blocks
 split     the same, down in two parts and a combine
 bump      a state that one call reads and a later one overwrites
 chain     a state that is overwritten in place and in part, again and again
@@ -118,6 +119,7 @@ def activation(b: int = 2, d: int = 128) -> Program:
 Waits = str  # "fused", "normalized" or "elided"
 PROGRAMS: dict[str, tuple[Callable[[], Program], dict[str, int]]] = {
     "layer": (lambda: mlp(1, 128, 200), {}),
+    "blocks": (lambda: mlp(1, 64, 1024), {}),
     "split": (lambda: mlp(1, 64, 512), {"down": 2}),
     "bump": (lambda: bump(256), {}),
     "chain": (chain, {}),

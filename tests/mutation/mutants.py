@@ -15,6 +15,7 @@ from mkdsl.lang.expr import Expr
 from mkdsl.lang.program import Access, Call, Program, Scan
 from mkdsl.lower.decompose import decompose
 from mkdsl.lower.ir import (
+    FETCH_GATES,
     DepSet,
     EventGraph,
     KernelPlan,
@@ -77,11 +78,12 @@ def change_threshold(base: Base, random: Random) -> Mutant | None:
 
 
 def move_wait_to_other_gate(base: Base, random: Random) -> Mutant | None:
-    """The other loader makes a wait."""
+    """The other loader makes a wait, or it holds back another block."""
+    most = max(k.blocks for k in base.plan.schedule.events.graph.kinds)
 
     def edit(wait: Wait, events: EventGraph) -> list[Wait]:
-        gate = "stream" if wait.gate == "resident" else "resident"
-        return [replace(wait, gate=gate)]
+        gates = [g for g in (*FETCH_GATES[:most], "stream") if g != wait.gate]
+        return [replace(wait, gate=random.choice(gates))]
 
     return with_wait(base, random, edit)
 

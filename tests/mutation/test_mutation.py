@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from mkdsl.errors import VerifyError
+from mkdsl.lower.ir import GATES
 from mkdsl.runtime.interpret_program import run_program
 from tests.mutation import __main__ as command
 from tests.mutation.bases import PROGRAMS, base, bases, program_of
@@ -41,7 +42,7 @@ def test_bases_have_every_sort_of_wait():
     """Waits at both gates, between SMs and on one; two modes of kinds; an append."""
     every = list(bases())
     waits = [w for b in every for of in b.plan.schedule.events.waits for w in of]
-    assert {w.gate for w in waits} == {"resident", "stream"}
+    assert {w.gate for w in waits} == set(GATES)
     kinds = [k for b in every for k in b.plan.schedule.events.graph.kinds]
     assert {k.mode for k in kinds} == {"full", "partial", "combine"}
     assert {len(b.plan.schedule.queues) for b in every} == {1, 2, 3, 4}
