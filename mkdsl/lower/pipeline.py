@@ -54,10 +54,10 @@ class Options:
         coarse: wait for whole calls, see coarsen.py.
     """
 
-    coarse: bool = False
     decompose: DecomposeOptions = field(default_factory=DecomposeOptions)
     schedule: ScheduleOptions = field(default_factory=ScheduleOptions)
     pages: PageOptions = field(default_factory=PageOptions)
+    coarse: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -291,7 +291,7 @@ ERRORS = [
     ("dependences", "deps d1", "deps d2", "expected deps d1: numbers are in order"),
     ("dependences", ": needs d0", ": needs t0", "expected d and a number, found 't0"),
     ("dependences", "resident RAW", "register RAW",
-     "expected 'resident' or 'stream', found 'register RAW"),
+     "'block3' or 'stream', found 'register RAW"),
     ("dependences", "resident RAW", "resident R",
      "expected 'RAW' or 'WAR' or 'WAW', found 'R"),
     ("dependences", "t0 gate_up layer 0 pid (0)", "t0 gate_up layer 0 pid (0): signal "

@@ -82,8 +82,8 @@ def test_a_need_that_is_left_out_is_found(stage):
     with pytest.raises(VerifyError) as error:
         verify_stage(with_graph(MADE[stage], replace(graph, needs=needs)), MACHINE)
     for words in (
-        f"dependences: task t{task} 'down' layer 0 pid (0) needs t0..t3 before its "
-        "resident operands (RAW), which is not among its needs",
+        f"dependences: task t{task} 'down' partial 0 of 2 layer 0 pid (0) needs t0..t3 "
+        "before its resident operands (RAW), which is not among its needs",
         "programs.py",
         "hint: print the stage again",
     ):
