@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mkdsl.errors import VerifyError
+from mkdsl.lower.blocked import block_accesses
 from mkdsl.lower.encode import Instruction
 from mkdsl.lower.ir import FETCH_GATES, Gate, KernelPlan, Kind, Loader, loader_of
 from mkdsl.runtime.memory import Array, Block, contiguous_unit
@@ -106,7 +107,13 @@ class Shadow:
         self._cells: dict[str, _Cells] = {}
         for b in graph.buffers:
             written = [a for k in graph.kinds for a in k.outs if a.buffer == b.name]
-            read = [a for k in graph.kinds for a in k.ins if a.buffer == b.name]
+            read = [
+                access
+                for k in graph.kinds
+                for n in range(len(k.ins))
+                for _, access in block_accesses(k, n)
+                if access.buffer == b.name
+            ]
             if not written:
                 continue
             elements = math.prod(b.shape)

@@ -129,10 +129,6 @@ BAD: dict[str, tuple[Callable[[], TaskGraph], str]] = {
         lambda: replace(split_mlp(), tasks=(*split_mlp().tasks, split_mlp().tasks[0])),
         r"21 tasks, but the program has 20",
     ),
-    "buffers": (
-        lambda: replace(split_mlp(), buffers=split_mlp().buffers[1:]),
-        r"the buffers are not those of the program",
-    ),
     "no value between": (
         lambda: with_kind(split_mlp(), 2, ins=split_mlp().kinds[2].ins[:1]),
         r"call down \(combine\): 1 values between the parts",
