@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from mkdsl.lower.hang import REPORT_WORDS, ROLES
-from mkdsl.lower.ir import KernelPlan
+from mkdsl.lower.ir import KernelPlan, loader_of
 
 
 class Blocked(NamedTuple):
@@ -100,7 +100,9 @@ def blocked(plan: KernelPlan) -> list[Blocked]:
             Blocked(sm, row, at[sm], w.event, w.threshold, counts[w.event])
             for row, (gate, _) in enumerate(ROLES)
             for w in [
-                w for w in waits if w.gate == gate and counts[w.event] < w.threshold
+                w
+                for w in waits
+                if loader_of(w.gate) == gate and counts[w.event] < w.threshold
             ][:1]
         ]
 

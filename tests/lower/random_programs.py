@@ -391,6 +391,19 @@ def illegal(graph: TaskGraph, touched: Sequence[Touched]) -> list[tuple[int, int
     ]
 
 
+def unwritten(graph: TaskGraph, touched: Sequence[Touched]) -> bool:
+    """Whether some task reads an element of a temp that no earlier one has written."""
+    temps = {b.name for b in graph.buffers if b.role == "temp"}
+    written: dict[str, int] = {}
+    for one in touched:
+        for name, bits in one.all_reads.items():
+            if name in temps and bits & ~written.get(name, 0):
+                return True
+        for name, bits in one.writes.items():
+            written[name] = written.get(name, 0) | bits
+    return False
+
+
 def closure(count: int, pairs: Sequence[tuple[int, int]]) -> list[int]:
     """Per task, the set of all tasks before it, by pairs of (lower id, higher id)."""
     before = [0] * count
