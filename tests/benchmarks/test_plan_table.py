@@ -34,7 +34,8 @@ def test_the_page_is_true(case: Case) -> None:
 
 def seconds(model: str) -> list[float]:
     rows = rows_in(PAGE.read_text(), "times")
-    return [float(r.split("|")[-2]) for r in rows if r.startswith(f"| {model} |")]
+    mine = [r for r in rows if r.startswith(f"| {model} |") and "| h200 |" in r]
+    return [float(r.split("|")[-2]) for r in mine]
 
 
 def test_planning_is_within_its_bars() -> None:
