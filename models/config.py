@@ -7,8 +7,8 @@ mistake shows only as wrong text, sometimes only beyond some position.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypedDict, cast
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypedDict, cast
 
 type HFConfig = Mapping[str, Any]
 type RopeKind = Literal["default", "linear", "llama3"]
@@ -60,35 +60,45 @@ class Rope:
             )
 
 
-class ModelConfig(Protocol):
-    """What caches, loaders and tests need to know of any family's configuration."""
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Sizes and constants that the models of every family have.
 
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def hidden_size(self) -> int: ...
-    @property
-    def intermediate_size(self) -> int: ...
-    @property
-    def num_layers(self) -> int: ...
-    @property
-    def num_heads(self) -> int: ...
-    @property
-    def num_kv_heads(self) -> int: ...
-    @property
-    def head_dim(self) -> int: ...
-    @property
-    def norm_eps(self) -> float: ...
-    @property
-    def tied(self) -> bool: ...
-    @property
-    def dtype(self) -> str: ...
-    @property
-    def eos_ids(self) -> tuple[int, ...]: ...
+    Attributes:
+        vocab_size: Rows of the embedding (V).
+        hidden_size: Width of the residual stream (h).
+        intermediate_size: Width inside the MLP (I).
+        num_layers: Decoder layers (L).
+        num_heads: Query heads (H), a multiple of `num_kv_heads`.
+        num_kv_heads: Key and value heads (KV).
+        head_dim: Features per head (D), even.
+        norm_eps: Added to the mean square in every norm.
+        tied: Whether the head is the embedding.
+        max_length: Longest context the model was made for, in tokens.
+        rope: Rotary position embedding.
+        bos_id: Token that starts a text, if any.
+        eos_ids: Tokens that end one.
+        dtype: Dtype of the checkpoint.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    norm_eps: float
+    tied: bool
+    max_length: int
+    rope: Rope = field(kw_only=True)
+    bos_id: int | None = None
+    eos_ids: tuple[int, ...] = ()
+    dtype: str = "bfloat16"
 
 
 class CommonFields(TypedDict):
-    """The fields that every family's dataclass has, ready to be passed by name."""
+    """The fields of `ModelConfig` but RoPE, ready to be passed by name."""
 
     vocab_size: int
     hidden_size: int
@@ -246,6 +256,14 @@ def read_rope(
         )
     except ConfigError as error:
         raise ConfigError(f"{error} (in {key!r}, RoPE type {kind!r})") from None
+
+
+def read_one_rope(config: HFConfig) -> Rope:
+    """Read the RoPE of a model that has one for all layers; see `read_rope`."""
+    key = "rope_scaling"
+    key = key if config.get("rope_parameters") is None else "rope_parameters"
+    theta = number(config, "rope_theta", 10_000.0)
+    return read_rope(config.get(key), config, theta, key=key)
 
 
 def _ids(config: HFConfig, key: str) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ from typing import Any, cast
 from models.config import (
     ConfigError,
     HFConfig,
+    ModelConfig,
     Rope,
     choice,
     common_fields,
@@ -46,48 +47,21 @@ _OUTER_KEYS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Gemma3Config:
+class Gemma3Config(ModelConfig):
     """Sizes and constants of a Gemma 3 text model.
 
     Attributes:
-        vocab_size: Rows of the embedding (V).
-        hidden_size: Width of the residual stream (h).
-        intermediate_size: Width inside the MLP (I).
-        num_layers: Decoder layers (L).
-        num_heads: Query heads (H), a multiple of `num_kv_heads`.
-        num_kv_heads: Key and value heads (KV).
-        head_dim: Features per head (D), even.
-        norm_eps: Added to the mean square in every norm.
-        tied: Whether the head is the embedding.
-        max_length: Longest context the model was made for, in tokens.
         rope: Rotary position embedding of the global layers.
         local_rope: That of the sliding-window layers.
         layer_is_global: Per layer, whether it sees every token.
         window: Tokens that the other layers see, the current one included.
         query_scalar: Scores are divided by its square root.
-        bos_id: Token that starts a text, if any.
-        eos_ids: Tokens that end one.
-        dtype: Dtype of the checkpoint.
     """
 
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    norm_eps: float
-    tied: bool
-    max_length: int
-    rope: Rope = field(kw_only=True)
     local_rope: Rope = field(kw_only=True)
     layer_is_global: tuple[bool, ...] = field(kw_only=True)
     window: int = field(kw_only=True)
     query_scalar: float = field(kw_only=True)
-    bos_id: int | None = None
-    eos_ids: tuple[int, ...] = ()
-    dtype: str = "bfloat16"
 
     def __post_init__(self) -> None:
         if len(self.layer_is_global) != self.num_layers:

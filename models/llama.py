@@ -9,7 +9,7 @@ numbers of real ids. Arithmetic is in the dtype of the parameters.
 # pyright: reportUnknownMemberType=false
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import mkdsl as mk
 from models import rope
 from models.cache import KVCache
-from models.config import HFConfig, Rope, choice, common_fields, number, read_rope
+from models.config import HFConfig, ModelConfig, choice, common_fields, read_one_rope
 from models.params import Leaf, Params, decoder_leaves
 from models.programs import Array, Step, head_of, twice
 from models.reference import (
@@ -39,40 +39,8 @@ from models.tasks import sample
 
 
 @dataclass(frozen=True, slots=True)
-class LlamaConfig:
-    """Sizes and constants of a Llama model.
-
-    Attributes:
-        vocab_size: Rows of the embedding (V).
-        hidden_size: Width of the residual stream (h).
-        intermediate_size: Width inside the MLP (I).
-        num_layers: Decoder layers (L).
-        num_heads: Query heads (H), a multiple of `num_kv_heads`.
-        num_kv_heads: Key and value heads (KV).
-        head_dim: Features per head (D), even.
-        norm_eps: Added to the mean square in every norm.
-        tied: Whether the head is the embedding.
-        max_length: Longest context the model was made for, in tokens.
-        rope: Rotary position embedding.
-        bos_id: Token that starts a text, if any.
-        eos_ids: Tokens that end one.
-        dtype: Dtype of the checkpoint.
-    """
-
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    norm_eps: float
-    tied: bool
-    max_length: int
-    rope: Rope = field(kw_only=True)
-    bos_id: int | None = None
-    eos_ids: tuple[int, ...] = ()
-    dtype: str = "bfloat16"
+class LlamaConfig(ModelConfig):
+    """Sizes and constants of a Llama model."""
 
     @classmethod
     def from_hf(cls, config: HFConfig) -> "LlamaConfig":
@@ -82,16 +50,7 @@ class LlamaConfig:
             ConfigError: A key is missing, or its value is not supported.
         """
         choice(config, "hidden_act", ("silu", "swish"))
-        key = (
-            "rope_scaling"
-            if config.get("rope_parameters") is None
-            else ("rope_parameters")
-        )
-        theta = number(config, "rope_theta", 10_000.0)
-        return cls(
-            **common_fields(config, tied=False),
-            rope=read_rope(config.get(key), config, theta, key=key),
-        )
+        return cls(**common_fields(config, tied=False), rope=read_one_rope(config))
 
 
 def leaves(config: LlamaConfig) -> tuple[Leaf, ...]:

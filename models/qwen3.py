@@ -11,7 +11,7 @@ the parameters.
 # pyright: reportUnknownMemberType=false
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -24,12 +24,11 @@ from models.cache import KVCache
 from models.config import (
     ConfigError,
     HFConfig,
-    Rope,
+    ModelConfig,
     choice,
     common_fields,
     count,
-    number,
-    read_rope,
+    read_one_rope,
     refuse,
 )
 from models.params import Leaf, Params, decoder_leaves
@@ -51,40 +50,8 @@ from models.tasks import sample
 
 
 @dataclass(frozen=True, slots=True)
-class Qwen3Config:
-    """Sizes and constants of a Qwen3 model.
-
-    Attributes:
-        vocab_size: Rows of the embedding (V).
-        hidden_size: Width of the residual stream (h).
-        intermediate_size: Width inside the MLP (I).
-        num_layers: Decoder layers (L).
-        num_heads: Query heads (H), a multiple of `num_kv_heads`.
-        num_kv_heads: Key and value heads (KV).
-        head_dim: Features per head (D), even.
-        norm_eps: Added to the mean square in every norm.
-        tied: Whether the head is the embedding.
-        max_length: Longest context the model was made for, in tokens.
-        rope: Rotary position embedding.
-        bos_id: Token that starts a text, if any.
-        eos_ids: Tokens that end one.
-        dtype: Dtype of the checkpoint.
-    """
-
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    norm_eps: float
-    tied: bool
-    max_length: int
-    rope: Rope = field(kw_only=True)
-    bos_id: int | None = None
-    eos_ids: tuple[int, ...] = ()
-    dtype: str = "bfloat16"
+class Qwen3Config(ModelConfig):
+    """Sizes and constants of a Qwen3 model."""
 
     @classmethod
     def from_hf(cls, config: HFConfig) -> "Qwen3Config":
@@ -104,13 +71,7 @@ class Qwen3Config:
             )
         # transformers' class has 128 where the file says nothing, not hidden / heads.
         config = {**config, "head_dim": count(config, "head_dim", 128)}
-        key = "rope_scaling"
-        key = key if config.get("rope_parameters") is None else "rope_parameters"
-        theta = number(config, "rope_theta", 10_000.0)
-        return cls(
-            **common_fields(config, tied=False),
-            rope=read_rope(config.get(key), config, theta, key=key),
-        )
+        return cls(**common_fields(config, tied=False), rope=read_one_rope(config))
 
 
 def leaves(config: Qwen3Config) -> tuple[Leaf, ...]:
