@@ -28,6 +28,16 @@ from mkdsl.lower.verify_accesses import verify_accesses
 from mkdsl.lower.verify_graph import verify_program, verify_tasks
 from mkdsl.lower.verify_kinds import verify_kinds
 from mkdsl.lower.verify_schedule import verify_schedule
+from tests.lower.all_pairs import (
+    closure,
+    conflicts,
+    elements,
+    environment_of,
+    illegal,
+    mask_of,
+    meet,
+    unwritten,
+)
 from tests.lower.graphs import (
     MACHINE,
     all_waits,
@@ -36,19 +46,7 @@ from tests.lower.graphs import (
     queues,
     without_wait,
 )
-from tests.lower.random_programs import (
-    INSIDE,
-    LENGTHS,
-    closure,
-    conflicts,
-    elements,
-    environment_of,
-    illegal,
-    mask_of,
-    meet,
-    programs,
-    unwritten,
-)
+from tests.lower.random_programs import INSIDE, LENGTHS, programs
 from tests.strategies import examples
 
 pytestmark = pytest.mark.slow
