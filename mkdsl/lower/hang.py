@@ -15,17 +15,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mkdsl.errors import HangError, LaunchError, Stuck
-from mkdsl.lower.ir import Gate, KernelPlan
+from mkdsl.lower.ir import LOADERS, KernelPlan
 from mkdsl.lower.verify import task_name
 
 # A step takes about a millisecond; a wait that takes this long never ends.
 TIMEOUT_NS = 200_000_000
 REPORT_WORDS = 8
 # Rows of an SM: who makes the waits of which gate.
-ROLES: tuple[tuple[Gate, str], ...] = (
-    ("stream", "weight loader"),
-    ("resident", "activation loader"),
-)
+ROLES = tuple(LOADERS.items())
 SHOWN = 8
 
 Words = Sequence[Sequence[Sequence[int]]]

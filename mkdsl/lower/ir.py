@@ -33,6 +33,12 @@ FETCH_GATES: tuple[Gate, ...] = ("resident", "block1", "block2", "block3")
 GATES: tuple[Gate, ...] = (*FETCH_GATES, "stream")
 MOST_BLOCKS = len(FETCH_GATES)
 
+# How reports name the loaders.
+LOADERS: dict[Loader, str] = {
+    "stream": "weight loader",
+    "resident": "activation loader",
+}
+
 
 def loader_of(gate: Gate) -> Loader:
     """Which loader of a task holds a gate."""

@@ -25,9 +25,9 @@ from typing import Literal
 import numpy as np
 
 from mkdsl.lang.program import Dot
-from mkdsl.lower.blocked import blocked_operand
+from mkdsl.lower.blocked import block_accesses, blocked_operand
 from mkdsl.lower.encode import Instruction
-from mkdsl.lower.ir import FETCH_GATES, MOST_BLOCKS, Gate, KernelPlan, Kind
+from mkdsl.lower.ir import MOST_BLOCKS, Gate, KernelPlan, Kind
 from mkdsl.lower.pages import kind_streams, stream_operands
 from mkdsl.runtime.barriers import Agent, Counter, Slot, Steps
 from mkdsl.runtime.memory import Array, Block, Memory, block_of
@@ -272,15 +272,11 @@ class Sm:
         self, one: Instruction, n: int, block: Block
     ) -> list[tuple[Gate, Block]]:
         """Operand n as it is loaded: whole, or one block after the other."""
-        kind = self.device.kind(one)
-        if kind.blocks == 1 or n != blocked_operand(kind):
+        kind, read = self.device.kind(one), self.device.memory.scalar
+        if kind.blocks == 1:
             return [("resident", block)]
-        axis = len(block.shape) - 1
-        size = block.shape[axis] // kind.blocks
-        return [
-            (gate, block.narrow(axis, k * size, size))
-            for k, gate in enumerate(FETCH_GATES[: kind.blocks])
-        ]
+        env = _env(one)
+        return [(g, block_of(a, env, read)) for g, a in block_accesses(kind, n)]
 
     def _block_starts(self, one: Instruction) -> list[int]:
         """Where in the depth of the dot the later blocks begin."""

@@ -29,16 +29,11 @@ from numpy.typing import NDArray
 from mkdsl.errors import VerifyError
 from mkdsl.lower.blocked import block_accesses
 from mkdsl.lower.encode import Instruction
-from mkdsl.lower.ir import FETCH_GATES, Gate, KernelPlan, Kind, Loader, loader_of
+from mkdsl.lower.ir import FETCH_GATES, LOADERS, Gate, KernelPlan, Kind, loader_of
 from mkdsl.runtime.memory import Array, Block, contiguous_unit
 
 Clock = NDArray[np.int64]
 Queues = Sequence[Sequence[Instruction]]
-
-LOADERS: dict[Loader, str] = {
-    "stream": "weight loader",
-    "resident": "activation loader",
-}
 
 
 def join(clock: Clock, other: Clock) -> None:
