@@ -15,14 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import mkdsl as mk
-from benchmarks.shapes import QWEN3_8B
 from mkdsl.lower.estimate import Estimate, estimate
 from mkdsl.lower.ir import KernelPlan
 from mkdsl.lower.machine import H200, RTX_4090, Machine
 from mkdsl.lower.pipeline import Stage, compile_program
-from models.config import Rope
 from models.decode import argument_shapes
-from models.llama import LlamaConfig
 from models.registry import SHAPES, family_of
 
 PAGE = Path(__file__).parents[1] / "docs" / "plans.md"
@@ -67,32 +64,9 @@ class Row:
     plan_s: float
 
 
-def config_of(name: str) -> Any:
-    """The configuration of a model; Qwen3's shape as a Llama if it has no program."""
-    if name in SHAPES:
-        return SHAPES[name]
-    shape = QWEN3_8B
-    assert name == shape.name
-    llama = SHAPES["llama-3.1-8b"]
-    assert isinstance(llama, LlamaConfig)
-    return replace(
-        llama,
-        vocab_size=shape.vocab,
-        hidden_size=shape.hidden,
-        intermediate_size=shape.intermediate,
-        num_layers=shape.layers,
-        num_heads=shape.q_heads,
-        num_kv_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-        norm_eps=shape.rms_eps,
-        tied=shape.tied,
-        rope=Rope(shape.rope_theta),
-    )
-
-
 def row_of(case: Case, repeats: int = 1) -> Row:
     """Plan a step, several times for a stable time; the shortest counts."""
-    config = config_of(case.model)
+    config = SHAPES[case.model]
     arguments = argument_shapes(config, case.batch, SLOTS)
     program = family_of(config).decode_program
     times: list[float] = []
