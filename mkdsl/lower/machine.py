@@ -41,6 +41,8 @@ class Machine:
         smem_bytes: shared memory that one block may use.
         page_bytes: one slot of the page ring.
         read_bytes_per_s: what all SMs together can read from device memory.
+        flops_per_s: multiplications and additions of all SMs together, bf16 with f32
+            accumulation, dense.
         stage_ns: what one more dependent stage costs a step, its tasks included.
         task_ns: what a task costs its SM besides its bytes.
         in_flight: most page loads of one SM under way at a time.
@@ -59,6 +61,7 @@ class Machine:
     smem_bytes: int
     page_bytes: int
     read_bytes_per_s: float
+    flops_per_s: float
     stage_ns: float
     task_ns: float
     in_flight: int
@@ -78,7 +81,8 @@ class Machine:
                 f"{self.name}: {self.smem_bytes=} holds no page of {self.page_bytes=}"
             )
         times = self.task_ns, self.signal_ns, self.wait_ns, self.operands_ns
-        if min(self.read_bytes_per_s, self.stage_ns) <= 0 or min(times) < 0:
+        speeds = self.read_bytes_per_s, self.flops_per_s, self.stage_ns
+        if min(speeds) <= 0 or min(times) < 0:
             raise ValueError(f"{self}: speeds are positive")
 
     def read_ns(self, size_bytes: int) -> float:
@@ -147,6 +151,7 @@ def simulated(
         smem_bytes=smem_bytes or like.smem_bytes,
         page_bytes=page_bytes or like.page_bytes,
         read_bytes_per_s=like.read_bytes_per_s * sms / like.sms,
+        flops_per_s=like.flops_per_s * sms / like.sms,
         runs_kernel=False,
         sources=(),
     )
