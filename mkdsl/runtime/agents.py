@@ -31,6 +31,14 @@ from mkdsl.lower.ir import MOST_BLOCKS, Gate, KernelPlan, Kind
 from mkdsl.lower.pages import kind_streams, stream_operands
 from mkdsl.runtime.barriers import Agent, Counter, Slot, Steps
 from mkdsl.runtime.memory import Array, Block, Memory, block_of
+from mkdsl.runtime.paging import (
+    Page,
+    begins_block,
+    key_of,
+    make_page,
+    put_page,
+    streamed_operands,
+)
 from mkdsl.runtime.vector_clock import Clock, Shadow, describe, join
 
 Role = Literal["weight loader", "activation loader", "consumer", "storer"]
@@ -39,15 +47,6 @@ ROLES: tuple[Role, ...] = ("weight loader", "activation loader", "consumer", "st
 # Values of the operands of a task (None: extents alone), their blocks -> its results.
 Values = Sequence[Array | None]
 Evaluate = Callable[[Instruction, Values, Sequence[Block]], list[Array]]
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """A page of a streamed operand, and its place in the operand."""
-
-    operand: int
-    block: Block
-    place: tuple[slice, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +146,7 @@ class Sm:
                 block = self._blocks(one)[operand]
                 _, later = self._in_blocks(one, operand, block)[k + 1]
                 there = self._block_full[k]
-                self._issue(self._arena[slot], _key(operand, k + 1), later, there)
+                self._issue(self._arena[slot], key_of(operand, k + 1), later, there)
                 yield None
                 there.signal(clock)
 
@@ -170,7 +169,9 @@ class Sm:
             clocks = [resident_clock]
             starts = self._block_starts(one)
             for step in self._pages(one):
-                while len(clocks) <= len(starts) and _begins(step, starts, clocks):
+                while len(clocks) <= len(starts) and begins_block(
+                    step, starts[len(clocks) - 1]
+                ):
                     k = len(clocks) - 1
                     arrived_blocks[k] += 2
                     yield self._block_full[k], arrived_blocks[k]
@@ -181,7 +182,7 @@ class Sm:
                 held = [(page + n) % plan.ring for n in range(len(step))]
                 for slot, page_of in zip(held, step, strict=True):
                     yield self._landed[slot], page // plan.ring + 1
-                    _place(loaded, blocks, page_of, self._ring[slot].values[0])
+                    put_page(loaded, blocks, page_of, self._ring[slot].values[0])
                     page += 1
                 for slot in held:
                     self._ring[slot].release()
@@ -245,7 +246,7 @@ class Sm:
         if self.device.shadow is None:
             return
         kind = self.device.kind(one)
-        streamed = _streamed(kind)
+        streamed = streamed_operands(kind)
         for n, block in enumerate(blocks):
             if n in streamed and kind.mode == "combine":
                 continue
@@ -263,7 +264,7 @@ class Sm:
         return tuple(block_of(a, env, read) for a in self.device.kind(one).ins)
 
     def _resident(self, one: Instruction) -> Iterator[tuple[int, Block]]:
-        streamed = _streamed(self.device.kind(one))
+        streamed = streamed_operands(self.device.kind(one))
         for n, block in enumerate(self._blocks(one)):
             if n not in streamed:
                 yield n, block
@@ -292,7 +293,7 @@ class Sm:
         if kind.blocks == 1:
             return values
         n = blocked_operand(kind)
-        blocks = [values[n], *(values[_key(n, k)] for k in range(1, kind.blocks))]
+        blocks = [values[n], *(values[key_of(n, k)] for k in range(1, kind.blocks))]
         return values | {n: np.concatenate(blocks, axis=-1)}
 
     def _values(
@@ -323,34 +324,7 @@ class Sm:
             else:
                 axis, step, end = 0, stream.block, blocks[operands[0]].extents[0]
             for first in range(0, end, step):
-                yield [_page(n, blocks[n], axis, first, step) for n in operands]
-
-
-def _key(operand: int, block: int) -> int:
-    """The key of a block of an operand in a slot, which no operand has."""
-    return -(operand * MOST_BLOCKS + block)
-
-
-def _begins(
-    step: Sequence[Page], starts: Sequence[int], clocks: Sequence[Clock]
-) -> bool:
-    """True if the page of a step reaches into the next block."""
-    (page,) = step
-    return page.place[1].stop > starts[len(clocks) - 1]
-
-
-def _page(operand: int, block: Block, axis: int, first: int, step: int) -> Page:
-    size = min(step, block.shape[axis] - first)
-    place = (slice(None),) * axis + (slice(first, first + size),)
-    return Page(operand, block.narrow(axis, first, size), place)
-
-
-def _place(
-    loaded: dict[int, Array], blocks: Sequence[Block], page: Page, value: Array
-) -> None:
-    if page.operand not in loaded:
-        loaded[page.operand] = np.zeros(blocks[page.operand].shape, value.dtype)
-    loaded[page.operand][page.place] = value
+                yield [make_page(n, blocks[n], axis, first, step) for n in operands]
 
 
 def _transfer(
@@ -359,12 +333,6 @@ def _transfer(
     slot.fill(key, memory.load(block))
     full.signal()
     yield None
-
-
-def _streamed(kind: Kind) -> set[int]:
-    """Positions among `ins` of streams, which a combine has only for their extents."""
-    params = kind.task.params
-    return {n for n, i in enumerate(kind.operands) if params[i].use == "stream"}
 
 
 def _env(one: Instruction) -> dict[str, int]:
