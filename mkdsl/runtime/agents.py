@@ -29,6 +29,18 @@ from mkdsl.lower.blocked import block_accesses, blocked_operand
 from mkdsl.lower.encode import Instruction
 from mkdsl.lower.ir import MOST_BLOCKS, Gate, KernelPlan, Kind
 from mkdsl.lower.pages import kind_streams, stream_operands
+from mkdsl.lower.stamps import (
+    BEGAN,
+    BEGAN_PAGES,
+    COMPUTED,
+    ENDED_PAGES,
+    FETCHED,
+    FIRST_PAGE,
+    LANDED,
+    SIGNALLED,
+    STORED,
+    WAITED,
+)
 from mkdsl.runtime.barriers import Agent, Counter, Slot, Steps
 from mkdsl.runtime.memory import Array, Block, Memory, block_of
 from mkdsl.runtime.paging import (
@@ -51,7 +63,10 @@ Evaluate = Callable[[Instruction, Values, Sequence[Block]], list[Array]]
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What all SMs share."""
+    """What all SMs share.
+
+    note: called with (SM, position in its queue, one of lower/stamps.py).
+    """
 
     plan: KernelPlan
     memory: Memory
@@ -59,6 +74,7 @@ class Device:
     events: tuple[Counter, ...]
     evaluate: Evaluate
     spawn: Callable[[Agent], None]
+    note: Callable[[int, int, int], None] = lambda *_: None
 
     def kind(self, one: Instruction) -> Kind:
         """The kind of an instruction."""
@@ -106,20 +122,24 @@ class Sm:
 
     def _load_weights(self) -> Steps:
         plan, clock, page = self.device.plan, self._clock["weight loader"], 0
-        for one in self.queue:
+        for i, one in enumerate(self.queue):
             self.at["weight loader"] = one
             for event, threshold in one.stream:
                 yield self.device.events[event], threshold
                 self.device.events[event].acquire(threshold, clock)
+                yield "poll"
             self._handed.signal(clock)
             yield None
+            if kind_streams(self.device.kind(one)):
+                self._note(i, FIRST_PAGE)
             for page_of in itertools.chain.from_iterable(self._pages(one)):
                 slot, turn = page % plan.ring, page // plan.ring
                 yield self._freed[slot], turn
                 before = page - plan.in_flight
                 if before >= 0:
                     yield self._landed[before % plan.ring], before // plan.ring + 1
-                self._issue(self._ring[slot], 0, page_of.block, self._landed[slot])
+                landed, size = self._landed[slot], self._bytes(page_of.block)
+                self._issue(self._ring[slot], 0, page_of.block, landed, size)
                 page += 1
                 yield None
 
@@ -130,8 +150,10 @@ class Sm:
             for event, threshold in one.resident:
                 yield self.device.events[event], threshold
                 self.device.events[event].acquire(threshold, clock)
+                yield "poll"
             slot = i % slots
             yield self._arena_free[slot], i // slots
+            self._note(i, WAITED)
             full = self._arena_full[slot]
             for operand, block in self._resident(one):
                 (_, first), *_ = self._in_blocks(one, operand, block)
@@ -142,6 +164,7 @@ class Sm:
                 for event, threshold in waits:
                     yield self.device.events[event], threshold
                     self.device.events[event].acquire(threshold, clock)
+                    yield "poll"
                 operand = blocked_operand(self.device.kind(one))
                 block = self._blocks(one)[operand]
                 _, later = self._in_blocks(one, operand, block)[k + 1]
@@ -149,6 +172,7 @@ class Sm:
                 self._issue(self._arena[slot], key_of(operand, k + 1), later, there)
                 yield None
                 there.signal(clock)
+            self._note(i, FETCHED)
 
     def _consume(self) -> Steps:
         plan, clock, page = self.device.plan, self._clock["consumer"], 0
@@ -164,6 +188,9 @@ class Sm:
             resident_clock = self._clock_of(self._arena_full[arena], arrived[arena])
             join(clock, stream_clock)
             join(clock, resident_clock)
+            self._note(i, LANDED)
+            yield "body"
+            self._note(i, BEGAN_PAGES)
             blocks = self._blocks(one)
             loaded: dict[int, Array] = {}
             clocks = [resident_clock]
@@ -188,6 +215,7 @@ class Sm:
                     self._ring[slot].release()
                     self._freed[slot].signal()
                     yield None
+            self._note(i, ENDED_PAGES)
             there = self._joined(one, self._arena[arena].values)
             values = self._values(one, blocks, loaded | there)
             self._note_reads(i, one, blocks, stream_clock, clocks)
@@ -198,6 +226,7 @@ class Sm:
             yield self._stored[staging], turn
             for n, result in enumerate(results):
                 self._staging[staging].fill(n, result)
+            self._note(i, COMPUTED)
             self._staged[staging].signal(clock)
             self._arena[arena].release()
             self._arena_free[arena].signal()
@@ -211,6 +240,7 @@ class Sm:
             yield self._staged[slot], turn + 1
             self._staged[slot].acquire(turn + 1, clock)
             clock[self._sms + self.sm] = i + 1
+            self._note(i, BEGAN)
             env = _env(one)
             for n, access in enumerate(device.kind(one).outs):
                 block = block_of(access, env, device.memory.scalar)
@@ -218,17 +248,29 @@ class Sm:
                     device.shadow.write(self.sm, i, block, clock)
                 device.memory.store(block, self._staging[slot].values[n])
                 yield None
+            self._note(i, STORED)
             if one.signal >= 0:
+                yield "signal"
                 self.device.events[one.signal].signal(clock)
+            self._note(i, SIGNALLED)
             self._staging[slot].release()
             self._stored[slot].signal()
 
     # ---------------------------------------------------------------------- parts
 
-    def _issue(self, slot: Slot, key: int, block: Block, full: Counter) -> None:
+    def _issue(
+        self, slot: Slot, key: int, block: Block, full: Counter, size: int = 0
+    ) -> None:
         """Start a copy of a block into a slot; it is made when its agent steps."""
         copy = _transfer(self.device.memory, slot, key, block, full)
-        self.device.spawn(Agent(self.sm, "transfer", copy))
+        self.device.spawn(Agent(self.sm, "transfer", copy, size_bytes=size))
+
+    def _bytes(self, block: Block) -> int:
+        array = self.device.memory.arrays[block.buffer]
+        return block.elements * array.dtype.itemsize
+
+    def _note(self, position: int, what: int) -> None:
+        self.device.note(self.sm, position, what)
 
     def _clock_of(self, counter: Counter, count: int) -> Clock:
         clock = np.zeros(2 * self._sms, np.int64)

@@ -3,11 +3,13 @@
 Counter   an mbarrier inside an SM, or an event in device memory
 Slot      a page of the ring, a slot of the arena or of the staging buffer
 Agent     a generator that yields None after a step, or (counter, count) to be
-          resumed when the counter has that count
+          resumed when the counter has that count, or a Work that it has begun: one
+          step like any other, which takes time where there is a clock
 """
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
+from typing import Literal
 
 from mkdsl.errors import VerifyError
 from mkdsl.runtime.memory import Array, poison
@@ -54,18 +56,24 @@ class Counter:
         join(clock, self._known[count - 1 if self._history else -1])
 
 
-Step = tuple[Counter, int] | None
+# The poll of a wait, the body of a task, and the release of its signal.
+Work = Literal["poll", "body", "signal"]
+Step = tuple[Counter, int] | Work | None
 Steps = Generator[Step, None, None]
 
 
 @dataclass(eq=False, slots=True)
 class Agent:
-    """A role of an SM, or a transfer, with what it waits for."""
+    """A role of an SM, or a transfer, with what it waits for.
+
+    size_bytes: of the page that a transfer brings; 0 for everything else.
+    """
 
     sm: int
     role: str
     steps: Steps
-    wanted: Step = None
+    wanted: tuple[Counter, int] | None = None
+    size_bytes: int = 0
 
 
 @dataclass(slots=True)

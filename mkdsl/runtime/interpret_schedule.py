@@ -73,7 +73,7 @@ def simulate(
         agents.run()
     blocked = [agent for agent in roles if agent.wanted is not None]
     if blocked:
-        _deadlock(sms, blocked)
+        report_deadlock(sms, blocked)
     return memory.outputs(plan.schedule.events.graph.program)
 
 
@@ -107,7 +107,7 @@ class _Agents:
     def _step(self, agent: Agent) -> bool:
         """One step; False if the agent has ended, or waits from now on."""
         for wanted in agent.steps:
-            if wanted is None or wanted[0].count >= wanted[1]:
+            if not isinstance(wanted, tuple) or wanted[0].count >= wanted[1]:
                 return True
             agent.wanted = wanted
             wanted[0].waiters.append((wanted[1], agent))
@@ -115,7 +115,7 @@ class _Agents:
         return False
 
 
-def _deadlock(sms: Sequence[Sm], blocked: Sequence[Agent]) -> NoReturn:
+def report_deadlock(sms: Sequence[Sm], blocked: Sequence[Agent]) -> NoReturn:
     """Report what every blocked role waits for, roles at an event first."""
     events = sms[0].device.events
     first = [a for a in blocked if a.wanted and a.wanted[0] in events]

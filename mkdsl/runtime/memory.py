@@ -69,6 +69,11 @@ class Block:
         return tuple(map(slice, self.low, self.high))
 
     @property
+    def elements(self) -> int:
+        """How many elements are real."""
+        return math.prod(b - a for a, b in zip(self.low, self.high, strict=True))
+
+    @property
     def is_empty(self) -> bool:
         """True if no element is real."""
         return any(a >= b for a, b in zip(self.low, self.high, strict=True))
