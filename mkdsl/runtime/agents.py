@@ -6,7 +6,8 @@
     transfer           one asynchronous copy: lands some time after it was issued
     consumer           per task: both loaders, its pages (freed step by step), the
                        body, an empty staging slot, results; frees the arena slot
-    storer             per task: a full staging slot, each result to memory, signal
+    storer             per task: a full staging slot, each result to memory, frees the
+                       slot; signal
 
 The interleaving is the choice of who steps next (interpret_schedule.py).
 A full slot hands over what its filler knows. An empty one hands over nothing: that the
@@ -249,12 +250,12 @@ class Sm:
                 device.memory.store(block, self._staging[slot].values[n])
                 yield None
             self._note(i, STORED)
+            self._staging[slot].release()
+            self._stored[slot].signal()
             if one.signal >= 0:
                 yield "signal"
                 self.device.events[one.signal].signal(clock)
             self._note(i, SIGNALLED)
-            self._staging[slot].release()
-            self._stored[slot].signal()
 
     # ---------------------------------------------------------------------- parts
 
