@@ -197,7 +197,15 @@ def _gpu_machine(platform: str, machine: Machine | None) -> Machine:
             f"{kind!r}",
             hint="leave machine= out",
         )
-    return machine or machine_for(kind)
+    machine = machine or machine_for(kind)
+    sms = device_sms()
+    if sms is not None and sms < machine.sms:
+        raise LaunchError(
+            f"machine {machine.name!r} has {machine.sms} SMs, the device has {sms}: "
+            "not all CTAs would be co-resident, and the kernel would hang",
+            hint="give the process the whole card, without MIG",
+        )
+    return machine
 
 
 def default_platform() -> str:
@@ -210,6 +218,14 @@ def device_kind() -> str | None:
     """Kind of the first CUDA device, None if there is none."""
     try:
         return jax.local_devices(backend="cuda")[0].device_kind
+    except RuntimeError:
+        return None
+
+
+def device_sms() -> int | None:
+    """SMs of the first CUDA device, None if there is none or it does not say."""
+    try:
+        return getattr(jax.local_devices(backend="cuda")[0], "core_count", None)
     except RuntimeError:
         return None
 

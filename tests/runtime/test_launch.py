@@ -228,6 +228,23 @@ def test_choice_on_cuda(
     assert lowered.why().startswith(want)
 
 
+@pytest.mark.parametrize(
+    ("sms", "want"),
+    [
+        (None, "mosaic_gpu: the device is a NVIDIA H200"),
+        (132, "mosaic_gpu: the device is a NVIDIA H200"),
+        (131, "xla: machine 'h200' has 132 SMs, the device has 131: not all CTAs"),
+    ],
+)
+def test_a_device_with_fewer_sms_would_hang(
+    sms: int | None, want: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mkdsl.runtime.execute.device_kind", lambda: "NVIDIA H200")
+    monkeypatch.setattr("mkdsl.runtime.execute.device_sms", lambda: sms)
+    lowered = mk.megakernel(decode).lower(*arguments(), platforms=("cuda",))
+    assert lowered.why().startswith(want)
+
+
 def test_the_kernel_is_refused_on_a_machine_that_it_does_not_run_on() -> None:
     f = mk.megakernel(decode, implementation="mosaic_gpu", machine=RTX_4090)
     with pytest.raises(mk.LaunchError, match=r"cannot run: machine 'rtx4090'") as e:
