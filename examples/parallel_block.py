@@ -39,7 +39,7 @@ class Model:
     rotary: int = 16
 
 
-# ------------------------------------------------------------------------------- tasks
+# ------------------------------------------------------------------------------- block
 
 
 def layer_norm(x: Array, gain: Array, bias: Array) -> Array:
@@ -56,9 +56,11 @@ def turn(x: Array, angle: Array, half: int) -> Array:
     return x * jnp.cos(angle) + other * jnp.sin(angle)
 
 
-@mk.task
-def same(*blocks: Array) -> tuple[Array, ...]:
-    return blocks
+def merge(a: Tree, b: Tree) -> Tree:
+    """Join (largest score, sum of weights, weighted values) of two ranges of keys."""
+    top = jnp.maximum(a[0], b[0])
+    x, y = (jnp.where(c[0] == -jnp.inf, 0.0, jnp.exp(c[0] - top)) for c in (a, b))
+    return top, a[1] * x + b[1] * y, a[2] * x + b[2] * y
 
 
 @mk.task
@@ -76,11 +78,6 @@ def attend(q: Array, k: Array, v: Array, k_new: Array, v_new: Array) -> Array:
     """q, k_new, v_new [1, D], cached k, v [S, D] -> [1, D]."""
     scale = q.shape[-1] ** -0.5
 
-    def merge(a: Tree, b: Tree) -> Tree:
-        top = jnp.maximum(a[0], b[0])
-        x, y = jnp.exp(a[0] - top), jnp.exp(b[0] - top)
-        return top, a[1] * x + b[1] * y, a[2] * x + b[2] * y
-
     def block(carry: Tree, kv: tuple[Array, ...], valid: Array) -> Tree:
         scores = jnp.where(valid, mk.dot(q, kv[0]) * scale, -jnp.inf)
         top = jnp.max(scores, axis=-1, keepdims=True)
@@ -90,9 +87,14 @@ def attend(q: Array, k: Array, v: Array, k_new: Array, v_new: Array) -> Array:
 
     own = jnp.sum(q.astype(F32) * k_new.astype(F32), axis=-1, keepdims=True) * scale
     start = own, jnp.ones_like(own), v_new.astype(F32)
-    none = jnp.full_like(own, -1e30), jnp.zeros_like(own), jnp.zeros(q.shape, F32)
+    none = jnp.full_like(own, -jnp.inf), own * 0, jnp.zeros(q.shape, F32)
     _, total, out = mk.fold(block, start, (k, v), block=64, merge=merge, identity=none)
     return (out / total).astype(q.dtype)
+
+
+@mk.task
+def same(*blocks: Array) -> tuple[Array, ...]:
+    return blocks
 
 
 @mk.task
@@ -104,6 +106,66 @@ def up(x: Array, gain: Array, bias: Array, w: Array, b: Array) -> Array:
 @mk.task
 def join(x: Array, a: Array, u: Array, out: Array, down: Array, b: Array) -> Array:
     return (x.astype(F32) + mk.dot(a, out) + mk.dot(u, down) + b).astype(x.dtype)
+
+
+def weight(rows: int, depth: int) -> mk.Spec:
+    return mk.Spec((rows, depth), lambda i: (i, 0))
+
+
+def parallel_block(
+    m: Model, slots: int, carry: Tree, p: Tree, i: Any, lengths: Array, turns: Array
+) -> Tree:
+    """One layer: (x [B, h], cached keys, values) -> the same, one token longer."""
+    x, *cached = carry
+    batch, dim, wide, rows = x.shape[0], m.head_dim, m.heads * m.head_dim, 64
+    tile = mk.Spec((batch, rows), lambda i: (0, i))
+    part, bias = (mk.Spec((n,), lambda i: i) for n in (rows, 3 * dim))
+    position = mk.Spec((batch,), lambda h: 0, column=True)
+    q, k, v = mk.call(
+        partial(project, half=m.rotary // 2),
+        grid=(m.heads,),
+        in_specs=(*[mk.whole] * 3, weight(3 * dim, m.hidden), bias, position, mk.whole),
+        out_specs=(mk.Spec((batch, None, dim), lambda h: (0, h, 0)),) * 3,
+        out_shape=(mk.Shape((batch, m.heads, dim), x.dtype),) * 3,
+    )(x, p["gain1"], p["bias1"], p["qkv"], p["qkv_bias"], lengths, turns)
+    one = mk.Spec((None, 1, dim), lambda b, h: (b, h, 0))
+    old = mk.Spec(
+        (None, None, mk.BoundedSlice(slots), dim),
+        lambda b, h: (b, h, mk.ds(0, lengths[b]), 0),
+    )
+    a = mk.call(
+        attend,
+        grid=(batch, m.heads),
+        in_specs=(one, old, old, one, one),
+        out_specs=one,
+        out_shape=mk.Shape(q.shape, x.dtype),
+    )(q, cached[0][i], cached[1][i], k, v)
+    slot = (None, None, 1, dim), lambda b, h: (b, h, lengths[b], 0)
+    cached = mk.call(
+        same,
+        grid=(batch, m.heads),
+        in_specs=one,
+        out_specs=tuple(mk.Into(c[i], *slot) for c in cached),
+    )(k, v)
+    u = mk.call(
+        up,
+        grid=(mk.cdiv(m.inner, rows),),
+        in_specs=(*[mk.whole] * 3, weight(rows, m.hidden), part),
+        out_specs=tile,
+        out_shape=mk.Shape((batch, m.inner), x.dtype),
+    )(x, p["gain2"], p["bias2"], p["up"], p["up_bias"])
+    both = weight(rows, wide), weight(rows, m.inner)
+    x = mk.call(
+        join,
+        grid=(mk.cdiv(m.hidden, rows),),
+        in_specs=(tile, mk.whole, mk.whole, *both, part),
+        out_specs=tile,
+        out_shape=mk.Shape(x.shape, x.dtype),
+    )(x, a.reshape(batch, wide), u, p["out"], p["down"], p["down_bias"])
+    return x, *cached
+
+
+# ------------------------------------------------------- from tokens, and back to them
 
 
 @mk.task
@@ -123,79 +185,21 @@ def pick(scores: Array, tokens: Array) -> tuple[Array, Array]:
     return top, token[:, None]
 
 
-# ----------------------------------------------------------------------------- program
-
-
 def decode(m: Model, batch: int, slots: int) -> Any:
     """f(params, cache, tokens [B]) -> (tokens [B], their scores [B], cache)."""
-    heads, dim, rows = m.heads, m.head_dim, 64
-    column = mk.Spec((batch,), lambda *_: 0, column=True)
-    tile = mk.Spec((batch, rows), lambda i: (0, i))
-    part = mk.Spec((rows,), lambda i: i)
-    one = mk.Spec((None, 1, dim), lambda b, h: (b, h, 0))
 
-    def weight(rows: int, depth: int) -> mk.Spec:
-        return mk.Spec((rows, depth), lambda i: (i, 0))
-
-    def parallel_block(params: Tree, cache: Tree, tokens: Array) -> Any:
-        dtype, lengths = params["embed"].dtype, cache["lengths"]
-        shape = lambda *sizes: mk.Shape((batch, *sizes), dtype)  # noqa: E731
+    def parallel_decode(params: Tree, cache: Tree, tokens: Array) -> Any:
+        lengths = cache["lengths"]
         x = mk.call(
             same,
             grid=(batch,),
             in_specs=mk.Spec((1, m.hidden), lambda b: (tokens[b], 0)),
             out_specs=mk.Spec((1, m.hidden), lambda b: (b, 0)),
-            out_shape=shape(m.hidden),
+            out_shape=mk.Shape((batch, m.hidden), params["embed"].dtype),
         )(params["embed"])
-        turns = lengths, params["frequency"]
-
-        def layer(carry: tuple[Array, ...], p: Tree, i: Any) -> tuple[Array, ...]:
-            x, *cached = carry
-            packed, bias = weight(3 * dim, m.hidden), mk.Spec((3 * dim,), lambda h: h)
-            q, k, v = mk.call(
-                partial(project, half=m.rotary // 2),
-                grid=(heads,),
-                in_specs=(*[mk.whole] * 3, packed, bias, column, mk.whole),
-                out_specs=(mk.Spec((batch, None, dim), lambda h: (0, h, 0)),) * 3,
-                out_shape=(shape(heads, dim),) * 3,
-            )(x, p["gain1"], p["bias1"], p["qkv"], p["qkv_bias"], *turns)
-            old = mk.Spec(
-                (None, None, mk.BoundedSlice(slots), dim),
-                lambda b, h: (b, h, mk.ds(0, lengths[b]), 0),
-            )
-            a = mk.call(
-                attend,
-                grid=(batch, heads),
-                in_specs=(one, old, old, one, one),
-                out_specs=one,
-                out_shape=shape(heads, dim),
-            )(q, cached[0][i], cached[1][i], k, v)
-            slot = (None, None, 1, dim), lambda b, h: (b, h, lengths[b], 0)
-            cached = mk.call(
-                same,
-                grid=(batch, heads),
-                in_specs=one,
-                out_specs=tuple(mk.Into(c[i], *slot) for c in cached),
-            )(k, v)
-            u = mk.call(
-                up,
-                grid=(mk.cdiv(m.inner, rows),),
-                in_specs=(*[mk.whole] * 3, weight(rows, m.hidden), part),
-                out_specs=tile,
-                out_shape=shape(m.inner),
-            )(x, p["gain2"], p["bias2"], p["up"], p["up_bias"])
-            wide = weight(rows, heads * dim), weight(rows, m.inner)
-            x = mk.call(
-                join,
-                grid=(mk.cdiv(m.hidden, rows),),
-                in_specs=(tile, mk.whole, mk.whole, *wide, part),
-                out_specs=tile,
-                out_shape=shape(m.hidden),
-            )(x, a.reshape(batch, -1), u, p["out"], p["down"], p["down_bias"])
-            return x, *cached
-
-        start = x, cache["k"], cache["v"]
-        x, k, v = mk.scan(layer, start, params["layers"])
+        here = {"lengths": lengths, "turns": params["frequency"]}
+        layer = partial(parallel_block, m, slots, **here)
+        x, k, v = mk.scan(layer, (x, cache["k"], cache["v"]), params["layers"])
         count = mk.cdiv(m.vocab, 128)
         found = mk.call(
             best,
@@ -206,12 +210,12 @@ def decode(m: Model, batch: int, slots: int) -> Any:
         )(x, params["gain"], params["bias"], params["head"])
         score, token = mk.call(
             pick,
-            out_specs=(column, column),
+            out_specs=(mk.Spec((batch,), lambda: 0, column=True),) * 2,
             out_shape=(mk.Shape((batch,), F32), mk.Shape((batch,), jnp.int32)),
         )(*found)
         return token, score, {"k": k, "v": v, "lengths": lengths}
 
-    return parallel_block
+    return parallel_decode
 
 
 # ------------------------------------------------------------------ plain JAX, and data

@@ -10,7 +10,9 @@ import pytest
 import mkdsl as mk
 from examples import linear_attention as la
 from examples import parallel_block as pb
+from mkdsl.lower.decompose import DecomposeOptions
 from mkdsl.lower.machine import H200
+from mkdsl.lower.pipeline import Options
 from tests.lower.emit.lowered import kernels
 from tests.lower.emit.test_interpret import interpret
 
@@ -64,6 +66,31 @@ def test_features_that_are_not_turned_do_not_depend_on_the_position() -> None:
     far = np.abs(first - second).max(0)
     assert (far[model.rotary :] == 0).all()
     assert (far[: model.rotary] > 1e-3).all()
+
+
+@pytest.mark.slow
+@both
+def test_no_score_is_below_the_mask(implementation: Any) -> None:
+    """Scores of -1e31 and so on, in the part of a split that starts from nothing."""
+    slots, dim = 256, 64
+    k, v = jax.random.normal(KEY, (2, slots, dim))
+    q, k = jnp.ones((1, dim)), -1e30 - jnp.abs(k) * 1e30
+
+    def f(q: Array, k: Array, v: Array, k_new: Array, v_new: Array) -> Array:
+        return mk.call(
+            pb.attend,
+            out_specs=mk.Spec((1, dim), lambda: (0, 0)),
+            out_shape=mk.Shape((1, dim), jnp.float32),
+        )(q, k, v, k_new, v_new)
+
+    splits = DecomposeOptions(split=False, splits=(("attend", 4),))
+    step = mk.megakernel(
+        f, implementation=implementation, options=Options(decompose=splits)
+    )
+    found = step(q, k, v, k[:1], v[:1])
+    # The scores are far apart: all weight is on the largest one.
+    largest = jnp.argmax(jnp.sum(k, axis=-1))
+    np.testing.assert_allclose(found[0], v[largest], atol=TOLERANCE)
 
 
 @pytest.mark.slow
