@@ -1,0 +1,137 @@
+"""One step of attention over a cache: the program of models/, and float64 by loops."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import mkdsl as mk
+from mkdsl.lower.decompose import DecomposeOptions
+from mkdsl.lower.pipeline import Options
+from models.cache import KVCache
+from models.config import Rope
+from models.llama import LlamaConfig
+from models.programs import Step
+
+Array = Any
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """q [B, H, D]; k, v [B, KV, D] of the new token; k_old, v_old [B, KV, S, D]."""
+
+    q: Array
+    k: Array
+    v: Array
+    k_old: Array
+    v_old: Array
+    lengths: tuple[int, ...]
+
+    @property
+    def cache(self) -> KVCache:
+        """With one layer."""
+        lengths = jnp.array(self.lengths, jnp.int32)
+        return KVCache(self.k_old[None], self.v_old[None], lengths)
+
+
+def inputs(
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    lengths: tuple[int, ...],
+    slots: int,
+    dtype: Any,
+    seed: int = 0,
+) -> Inputs:
+    """Standard normal, and NaN in the slots behind the lengths."""
+    batch, keys = len(lengths), jax.random.split(jax.random.key(seed), 4)
+    new = jax.random.normal(keys[0], (2, batch, kv_heads, dim))
+    old = jax.random.normal(keys[1], (2, batch, kv_heads, slots, dim))
+    q = jax.random.normal(keys[2], (batch, heads, dim))
+    used = (np.arange(slots) < np.array(lengths)[:, None])[:, None, :, None]
+    old = jnp.where(used, old, jnp.nan)
+    arrays = (x.astype(dtype) for x in (q, *new, *old))
+    return Inputs(*arrays, lengths)
+
+
+def attend(
+    x: Inputs,
+    implementation: Any,
+    *,
+    window: int | None = None,
+    parts: int = 1,
+    scale: float | None = None,
+    machine: Any = None,
+) -> tuple[np.ndarray, KVCache]:
+    """Run `Step.attend`; returns float64 [B, H, D] and the cache.
+
+    Args:
+        parts: into which the fold over the cache is split; 1 keeps it whole.
+    """
+    step = megakernel(x, implementation, window, parts, scale, machine)
+    out, cache = step(x.q, x.k, x.v, x.cache)
+    return np.asarray(out).astype(np.float64).reshape(x.q.shape), cache
+
+
+def megakernel(
+    x: Inputs,
+    implementation: Any,
+    window: int | None = None,
+    parts: int = 1,
+    scale: float | None = None,
+    machine: Any = None,
+) -> Any:
+    """The program as a function of (q, k, v, cache)."""
+    batch, heads, dim = x.q.shape
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=heads * dim,
+        intermediate_size=64,
+        num_layers=1,
+        num_heads=heads,
+        num_kv_heads=x.k.shape[1],
+        head_dim=dim,
+        norm_eps=1e-6,
+        tied=True,
+        max_length=x.k_old.shape[2],
+        rope=Rope(1e4),
+    )
+    step = Step(config, batch, x.k_old.shape[2], x.q.dtype)
+    scale = dim**-0.5 if scale is None else scale
+
+    def attention(q: Array, k: Array, v: Array, cache: KVCache) -> Any:
+        return step.attend(q, k, v, cache, 0, scale=scale, window=window)
+
+    splits = (("attend", parts),) if parts > 1 else ()
+    return mk.megakernel(
+        attention,
+        implementation=implementation,
+        machine=machine,
+        options=Options(decompose=DecomposeOptions(split=False, splits=splits)),
+    )
+
+
+def exact(
+    x: Inputs, *, window: int | None = None, scale: float | None = None
+) -> np.ndarray:
+    """The same in float64, one head of one row after the other: [B, H, D]."""
+    q, k, v, k_old, v_old = (
+        np.asarray(a).astype(np.float64) for a in (x.q, x.k, x.v, x.k_old, x.v_old)
+    )
+    batch, heads, dim = q.shape
+    group = heads // k.shape[1]
+    scale = dim**-0.5 if scale is None else scale
+    out = np.zeros(q.shape)
+    for b in range(batch):
+        n = x.lengths[b]
+        first = 0 if window is None else max(0, n + 1 - window)
+        for h in range(heads):
+            g = h // group
+            keys = np.concatenate([k_old[b, g, first:n], k[b, g][None]])
+            values = np.concatenate([v_old[b, g, first:n], v[b, g][None]])
+            scores = keys @ q[b, h] * scale
+            weights = np.exp(scores - scores.max())
+            out[b, h] = weights @ values / weights.sum()
+    return out
