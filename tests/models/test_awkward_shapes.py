@@ -4,8 +4,7 @@ One decode step behind a cache with NaN in its unused slots, against the plain f
 pass: on the host, lowered for CUDA, and as a kernel on one interpreted SM.
 """
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -14,83 +13,14 @@ import pytest
 
 from mkdsl.lower.machine import H200
 from models.cache import KVCache
-from models.config import Rope
 from models.decode import DecodeStep, argument_shapes, decode_params
-from models.llama import LlamaConfig
-from models.params import Params
-from models.qwen3 import Qwen3Config
-from models.registry import family_of, random_params
+from models.registry import family_of
+from tests.gpu.awkward import ALLOWED, CASES, SLOTS, Case
 from tests.gpu.decoding import new_rows, oracle_loop, relative_error, same_outside
 from tests.lower.emit.lowered import kernels
 from tests.lower.emit.test_interpret import interpret
 
-Array = Any
-Config = LlamaConfig | Qwen3Config
-
-# Blocks of attention have 64 tokens: the last of these slots begin a block of two.
-SLOTS = 130
 TOLERANCE = 1e-3
-# Of the error of the plain forward pass in bfloat16, both against float32. Measured
-# with all layers: 0.65 to 0.83 (2026-11-30).
-ALLOWED = 1.25
-
-
-@dataclass(frozen=True)
-class Case:
-    """A family, its sizes, and the lengths of the rows of a batch."""
-
-    family: type[Config]
-    hidden: int
-    inner: int
-    vocab: int
-    heads: tuple[int, int, int]
-    layers: int
-    tied: bool
-    lengths: tuple[int, ...]
-
-    def __str__(self) -> str:
-        heads = "-".join(map(str, self.heads))
-        sizes = f"{self.hidden}-{self.inner}-{self.vocab}-heads-{heads}"
-        return f"{self.family.__name__[:5]}-{sizes}-batch-{len(self.lengths)}"
-
-    @property
-    def config(self) -> Config:
-        return self.family(
-            vocab_size=self.vocab,
-            hidden_size=self.hidden,
-            intermediate_size=self.inner,
-            num_layers=self.layers,
-            num_heads=self.heads[0],
-            num_kv_heads=self.heads[1],
-            head_dim=self.heads[2],
-            norm_eps=1e-6,
-            tied=self.tied,
-            max_length=512,
-            rope=Rope(10_000.0),
-        )
-
-    def arguments(self, dtype: Any) -> tuple[Params, KVCache, Array]:
-        """Parameters of the forward pass, a cache, tokens."""
-        config, used = self.config, np.array(self.lengths)
-        params = random_params(config, jax.random.key(0), dtype)
-        size = (config.num_layers, len(used), config.num_kv_heads, SLOTS)
-        noise = jax.random.normal(jax.random.key(1), (2, *size, config.head_dim))
-        exists = (np.arange(SLOTS) < used[:, None])[None, :, None, :, None]
-        k, v = jnp.where(exists, noise, jnp.nan).astype(dtype)
-        tokens = jax.random.randint(jax.random.key(2), used.shape, 0, self.vocab)
-        return params, KVCache(k, v, jnp.asarray(used, jnp.int32)), tokens
-
-
-L, Q = LlamaConfig, Qwen3Config
-CASES = [
-    Case(L, 192, 448, 509, (6, 2, 64), 3, True, (0, 1, 63)),
-    Case(L, 320, 640, 777, (5, 1, 64), 7, False, (64, 65, 127, 128, 129)),
-    Case(L, 320, 448, 509, (6, 2, 256), 3, True, (63, 64, 65)),
-    Case(L, 384, 640, 777, (5, 1, 128), 3, False, (127,)),
-    Case(Q, 384, 448, 777, (6, 2, 128), 3, True, (0, 63, 64, 127, 128)),
-    Case(Q, 192, 640, 509, (5, 1, 256), 3, False, (1, 64, 128)),
-    Case(Q, 320, 640, 777, (5, 1, 64), 7, True, (64,)),
-]
 each = pytest.mark.parametrize("case", CASES, ids=str)
 
 
