@@ -6,6 +6,7 @@ dtypes; the values of arguments never matter.
 
 import functools
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -17,6 +18,7 @@ from mkdsl.errors import LaunchError
 from mkdsl.lang.program import Program
 from mkdsl.lower.hang import not_traceable, raise_if_hung
 from mkdsl.lower.ir import KernelPlan
+from mkdsl.lower.machine import check_runs
 from mkdsl.lower.pipeline import STAGES, encode_plan, run_passes
 from mkdsl.runtime.execute import (
     Choice,
@@ -26,13 +28,14 @@ from mkdsl.runtime.execute import (
     megakernel_p,
 )
 from mkdsl.runtime.interpret_program import count_dropped, write_scalars
+from mkdsl.runtime.pictures import draw_stage
 
 if TYPE_CHECKING:
     from mkdsl.lower.emit.kernel import Launcher
 
 Array = Any
 Tree = Any
-TEXTS = (*STAGES, "words", "stablehlo")
+TEXTS = (*STAGES, "words", "kernel", "stablehlo")
 
 
 def aval_of(x: Any) -> jax.ShapeDtypeStruct:
@@ -201,8 +204,9 @@ class Lowered:
         """The text of a stage of the compiler.
 
         Args:
-            stage: program, tasks, dependences, events, normalized, schedule, elided,
-                pages, words, or stablehlo for what JAX compiles.
+            stage: program, tasks, dependences, events, widened, normalized, schedule,
+                elided, pages, words, kernel for the Pallas kernel, or stablehlo for
+                what JAX compiles.
         """
         if stage not in TEXTS:
             raise LaunchError(f"no stage {stage!r}", hint=f"one of {', '.join(TEXTS)}")
@@ -210,6 +214,10 @@ class Lowered:
             return self._jax_lowered().as_text()
         if stage == "words":
             return _words_text(self.plan)
+        if stage == "kernel":
+            check_runs(self.choice.machine)
+            launcher = self._executable.launcher(self.choice.machine)
+            return f"{jax.make_jaxpr(launcher.run)(*self._traced.avals)}\n"
         if stage not in self._texts:
             e = self._executable
             for made in run_passes(e.program, self.choice.machine, e.options):
@@ -217,6 +225,22 @@ class Lowered:
                 if made.name == stage:
                     break
         return self._texts[stage]
+
+    def draw(self, stage: str, path: str | Path) -> None:
+        """Draw a stage of the compiler as a picture, see runtime/pictures.py.
+
+        Args:
+            stage: as for `as_text`.
+            path: to write, .svg or .png.
+
+        Raises:
+            LaunchError: no such stage or kind of file, or matplotlib is missing.
+        """
+        if stage not in TEXTS:
+            raise LaunchError(f"no stage {stage!r}", hint=f"one of {', '.join(TEXTS)}")
+        e = self._executable
+        made = run_passes(e.program, self.choice.machine, e.options)
+        draw_stage(stage, {one.name: one.value for one in made}, Path(path))
 
     def compile(self) -> "Compiled":
         """Compile for the device."""

@@ -153,7 +153,8 @@ def test_status_counts_writes_without_a_place() -> None:
 
 def test_every_stage_prints() -> None:
     lowered = mk.megakernel(decode).lower(*arguments())
-    texts = {stage: lowered.as_text(stage) for stage in TEXTS}
+    # A float32 state is refused by the kernel; test_pictures.py prints one that is not.
+    texts = {s: lowered.as_text(s) for s in TEXTS if s != "kernel"}
     assert "append_row" in texts["program"]
     assert "stablehlo" in texts["stablehlo"]
     assert texts["words"].startswith("sm 0")
