@@ -13,12 +13,24 @@ import mkdsl as mk
 from benchmarks import baselines
 from benchmarks.baselines import DecodeLoop, LoopResult, MakeStep
 from benchmarks.shapes import DecodeShape
+from mkdsl.lower.decompose import DecomposeOptions
+from mkdsl.lower.pipeline import Options
 from models.cache import KVCache
 from models.config import Rope
 from models.decode import decode_params
 from models.llama import LlamaConfig
 from models.qwen3 import Qwen3Config
 from models.registry import family_of
+
+# What a task waits for, on the same tiles: those of 16 rows, since gate_up then runs in
+# several waves, and the first blocks of its result are there before the last ones.
+WHOLE_OPERANDS = DecomposeOptions(most_blocks=1)
+EVENTS = {
+    "events_coarse": Options(decompose=WHOLE_OPERANDS, coarse=True),
+    "events_fine": Options(decompose=WHOLE_OPERANDS),
+    "events_blocks": Options(),
+}
+EVENT_ROWS = 16
 
 
 def config_of(shape: DecodeShape, max_length: int) -> LlamaConfig | Qwen3Config:
@@ -95,14 +107,26 @@ def stacked_cache(shape: DecodeShape, batch: int, max_length: int) -> KVCache:
 
 
 def make_loop(
-    shape: DecodeShape, batch: int, max_length: int, steps: int, implementation: Any
+    shape: DecodeShape,
+    batch: int,
+    max_length: int,
+    steps: int,
+    implementation: Any,
+    options: Any = None,
+    **sizes: Any,
 ) -> DecodeLoop:
-    """`steps` greedy steps as one jitted function; the cache is donated."""
+    """`steps` greedy steps as one jitted function; the cache is donated.
+
+    Args:
+        implementation, options: of mk.megakernel.
+        sizes: of tiles, see `models.programs.Step`.
+    """
     config = config_of(shape, max_length)
+    program = family_of(config).decode_program(
+        config, batch, max_length, scores=True, **sizes
+    )
     step = mk.megakernel(
-        family_of(config).decode_program(config, batch, max_length, scores=True),
-        donate_argnums=1,
-        implementation=implementation,
+        program, donate_argnums=1, implementation=implementation, options=options
     )
 
     def decode_loop(
@@ -125,13 +149,19 @@ def make_loop(
     return jax.jit(decode_loop, donate_argnames="cache")
 
 
-def make_step_of(implementation: Any) -> MakeStep:
-    """An implementation of mk.megakernel as one of the benchmark."""
+def make_step_of(implementation: Any, options: Any = None, **sizes: Any) -> MakeStep:
+    """An implementation of mk.megakernel as one of the benchmark.
+
+    Args:
+        options, sizes: see `make_loop`.
+    """
 
     def make_step(
         shape: DecodeShape, batch: int, max_length: int, steps: int = baselines.STEPS
     ) -> tuple[DecodeLoop, tuple[Any, Any]]:
-        loop = make_loop(shape, batch, max_length, steps, implementation)
+        loop = make_loop(
+            shape, batch, max_length, steps, implementation, options, **sizes
+        )
         config = config_of(shape, max_length)
         params = decode_params(config, stacked_params(shape))
         return loop, (params, stacked_cache(shape, batch, max_length))

@@ -74,6 +74,7 @@ class Row:
         max_length: positions that the cache has room for.
         steps: of one loop.
         repeats: loops timed.
+        digest: of tokens and scores: rows with the same one have the same bits.
     """
 
     model: str
@@ -93,6 +94,7 @@ class Row:
     repeats: int
     max_gap: float | None = None
     gap_recovered: float | None = None
+    digest: str | None = None
 
     @property
     def case(self) -> tuple[str, str, int, int, int]:
@@ -278,6 +280,7 @@ def _cells(row: Row) -> dict[str, str]:
         "gap closed": "-" if gap is None else f"{gap:.1%}",
         "max error": "-" if error is None else f"{error:.2e}",
         "max gap": "-" if row.max_gap is None else f"{row.max_gap:.2e}",
+        "bits": row.digest or "-",
     }
 
 

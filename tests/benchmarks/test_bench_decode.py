@@ -7,9 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import mkdsl as mk
 from benchmarks import baselines, bench_decode, megakernel
 from benchmarks.bench_decode import Case, Outputs
-from benchmarks.shapes import TINY
+from benchmarks.shapes import LLAMA_3_2_1B, TINY
+from mkdsl.lower.machine import H200
+from mkdsl.lower.pipeline import compile_program
+from models.decode import argument_shapes
+from models.registry import family_of
 
 CASE = Case(TINY, batch=2, context=8, max_length=32, steps=4)
 ARGUMENTS = "--models tiny --batches 2 --contexts 8 --max-length 32 --steps 4".split()
@@ -138,3 +143,23 @@ def test_scores_are_compared_up_to_the_first_other_token():
 def test_a_case_that_overflows_its_cache_is_refused():
     with pytest.raises(ValueError, match="does not fit"):
         Case(TINY, batch=1, context=1000, max_length=1024, steps=64)
+
+
+@pytest.mark.slow
+def test_events_are_compared_on_the_same_tiles():
+    """Coarse, fine, and with block waits: other waits, the same tasks and bodies."""
+    config = megakernel.config_of(LLAMA_3_2_1B, 2048)
+    decode = family_of(config).decode_program(
+        config, 1, 2048, rows=megakernel.EVENT_ROWS
+    )
+    step = mk.megakernel(decode, machine=H200)
+    program = step.trace(*argument_shapes(config, 1, 2048)).program
+    events = [
+        compile_program(program, H200, options).schedule.events
+        for options in megakernel.EVENTS.values()
+    ]
+    assert len({len(e.graph.tasks) for e in events}) == 1
+    blocked = [any(kind.blocks > 1 for kind in e.graph.kinds) for e in events]
+    assert blocked == [False, False, True]
+    coarse, fine, blocks = (sum(map(len, e.waits)) for e in events)
+    assert coarse < fine < blocks
