@@ -30,7 +30,9 @@ from mkdsl.lang.expr import cdiv, maximum, minimum
 from mkdsl.lang.primitives import dot, fold, program_id, roll, valid
 from mkdsl.lang.task import task
 from mkdsl.lang.trace import scan
+from mkdsl.lower.machine import simulated
 from mkdsl.lower.parse import parse
+from mkdsl.lower.pipeline import Options
 from mkdsl.lower.tiling import projection_rows
 from mkdsl.runtime.launch import megakernel
 from mkdsl.runtime.replay import replay
@@ -44,6 +46,7 @@ __all__ = [
     "Into",
     "LaunchError",
     "MkdslError",
+    "Options",
     "ParseError",
     "PlanError",
     "Shape",
@@ -65,6 +68,7 @@ __all__ = [
     "replay",
     "roll",
     "scan",
+    "simulated",
     "task",
     "valid",
     "whole",
