@@ -61,7 +61,7 @@ from collections.abc import Iterable
 from typing import NoReturn
 
 from mkdsl.errors import VerifyError
-from mkdsl.lower.ir import GATES, DepSet, EventGraph, Need, TaskGraph, Wait
+from mkdsl.lower.ir import GATES, DepSet, EventGraph, Gate, Need, TaskGraph, Wait
 
 _BROKEN = {
     "RAW": "reads what it writes",
@@ -101,6 +101,7 @@ def verify_events(events: EventGraph) -> None:
                     task,
                     f"deadlock: {task_name(graph, task)} waits for e{wait.event}, "
                     f"which {task_name(graph, last)} signals, not before it",
+                    remedy="a task waits for tasks of lower ids alone",
                 )
         if waits not in memo:
             memo[waits] = _at_gates(waits, done)
@@ -174,8 +175,10 @@ def _check_thresholds(stage: str, events: EventGraph, waits: tuple[Wait, ...]) -
         if wait.threshold == members and wait.gate in GATES:
             continue
         task = events.waits.index(waits)
+        whole = f"let t{task} wait for e{wait.event}>={members}"
         if not known:
             text = f"{task_name(events.graph, task)} waits for e{wait.event}: no event"
+            whole = f"events are e0 to e{len(events.events) - 1}"
         elif wait.threshold > members:
             text = (
                 f"event e{wait.event}: {task_name(events.graph, task)} waits for "
@@ -188,7 +191,8 @@ def _check_thresholds(stage: str, events: EventGraph, waits: tuple[Wait, ...]) -
                 f"{wait.threshold} of {members} signals: any of them may come first, "
                 "so no one of them is known to have come: race"
             )
-        fail(events, task, text, stage)
+            whole += ", or give the tasks that it needs an event of their own"
+        fail(events, task, text, stage, whole)
 
 
 def fail_race(
@@ -203,12 +207,31 @@ def fail_race(
         f"{task_name(graph, missing)}, but the loader of its {need.gate} operands "
         "does not wait for that task",
         stage,
+        _remedy(events, task, need.gate, missing),
     )
 
 
-def fail(events: EventGraph, task: int, what: str, stage: str = "events") -> NoReturn:
+def _remedy(events: EventGraph, task: int, gate: Gate, missing: int) -> str:
+    """What to change so that a gate of a task waits for another task."""
+    event = events.signals[missing]
+    if event < 0:
+        return f"let t{missing} signal an event, and t{task} wait for it at {gate}"
+    wait = f"e{event}>={events.events[event].threshold} {gate}"
+    if any(w.event == event for w in events.waits[task]):
+        return f"let t{task} 'wait {wait}': each gate needs a wait of its own"
+    return (
+        f"let t{task} 'wait {wait}': neither the order of a queue nor a wait of the "
+        "other loader of its SM orders this load"
+    )
+
+
+def fail(
+    events: EventGraph, task: int, what: str, stage: str = "events", remedy: str = ""
+) -> NoReturn:
+    """Raise a VerifyError about a task; the remedy is for plans made by hand."""
     src = events.graph.kinds[events.graph.tasks[task].kind].src
-    raise VerifyError(stage, what, src, INTERNAL)
+    hint = f"{remedy}. If mkdsl made it, it is {INTERNAL}" if remedy else INTERNAL
+    raise VerifyError(stage, what, src, hint)
 
 
 class MemberBits:

@@ -37,7 +37,11 @@ def verify_plan(plan: KernelPlan, machine: Machine) -> None:
         (total <= plan.smem_bytes, f"the parts have {total} bytes"),
         (plan.smem_bytes <= machine.smem_bytes, f"{machine.smem_bytes=}"),
         (plan.ring >= 2, "the ring needs 2 pages to overlap loads with work"),
-        (1 <= plan.in_flight <= plan.ring, "loads in flight need a slot each"),
+        (
+            1 <= plan.in_flight <= plan.ring,
+            "loads in flight need a slot each: one more would be written over a page "
+            "that is in use",
+        ),
         (plan.arena_slots >= 1, "no slot for resident operands"),
         (plan.staging_slots >= 1, "no slot for results"),
         (plan.columns % 8 == 0, "columns are padded to multiples of 8"),
@@ -127,7 +131,11 @@ def _check_pages(plan: KernelPlan, kind: Kind, sizes: KindPlan) -> None:
             if width > features:
                 _kind_error(kind, f"{width} features in pages of {features}")
     if at_once > plan.ring:
-        _kind_error(kind, f"{at_once} pages at once in a ring of {plan.ring}: deadlock")
+        _kind_error(
+            kind,
+            f"{at_once} pages at once in a ring of {plan.ring}: deadlock, the loader "
+            "waits for a slot that the body frees when it has all pages",
+        )
 
 
 def _crossing(kind: Kind) -> Iterable[tuple[int, int, str]]:

@@ -64,7 +64,8 @@ def _check_queues(stage: str, schedule: Schedule) -> None:
     for task, count in enumerate(times):
         if count != 1:
             name = task_name(schedule.events.graph, task)
-            fail(schedule.events, task, f"{name} is in the queues {count} times", stage)
+            what = f"{name} is in the queues {count} times"
+            fail(schedule.events, task, what, stage, "put each task in one queue, once")
 
 
 def _linear_extension(stage: str, schedule: Schedule) -> list[int]:
@@ -129,6 +130,8 @@ def _deadlock(stage: str, schedule: Schedule, done: set[int]) -> NoReturn:
         at,
         f"deadlock: a circle of {len(circle)} waits\n{lines}",
         stage,
+        "put into each queue what others wait for before what waits: the order of "
+        "task ids always works",
     )
 
 

@@ -74,12 +74,25 @@ def test_a_dropped_wait_is_a_race():
         "race: task t2 'down' layer 0 pid (2) reads what it writes",
         "task t0",
         "resident operands does not wait",
+        "let t2 'wait e0>=2 resident': neither the order of a queue nor a wait of the",
+        "If mkdsl made it, it is a fault of mkdsl",
     )
 
 
 def test_a_wait_moved_to_the_other_gate_is_a_race():
     fails(with_waits(EVENTS, 2, Wait(0, 2, "stream")), "race", "its resident operands")
-    fails(with_waits(EVENTS, 3, Wait(0, 2, "resident")), "race", "its stream operands")
+    fails(
+        with_waits(EVENTS, 3, Wait(0, 2, "resident")),
+        "race",
+        "its stream operands",
+        "let t3 'wait e0>=2 stream': each gate needs a wait of its own",
+    )
+
+
+def test_the_remedy_of_a_race_without_an_event():
+    none = (-1,) * len(GRAPH.tasks), ((),) * len(GRAPH.tasks)
+    events = replace(EVENTS, events=(), signals=none[0], waits=none[1])
+    fails(events, "let t0 signal an event, and t2 wait for it at resident")
 
 
 def test_too_high_a_threshold_is_a_deadlock():

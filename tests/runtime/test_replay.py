@@ -9,7 +9,7 @@ import mkdsl as mk
 from mkdsl.lower.machine import H200, simulated
 from mkdsl.lower.pipeline import STAGES, finish, run_passes
 from mkdsl.runtime.interpret_program import run_program
-from mkdsl.runtime.interpret_schedule import simulate
+from mkdsl.runtime.replay import replay_unproved
 from tests.runtime.small_programs import arguments, decode, mlp
 
 PROGRAM = mlp()
@@ -42,10 +42,13 @@ def test_the_verifier_speaks_first_and_the_simulator_shows_it():
     with pytest.raises(mk.VerifyError, match=r"race: task t\d+ 'down'") as error:
         mk.replay(RACE, INPUTS, PROGRAM)
     assert error.value.stage == "schedule"
-    plan = finish(mk.parse(RACE, PROGRAM), H200)
     with pytest.raises(mk.VerifyError, match="race: task 'down'") as error:
-        simulate(plan, INPUTS, seed=7)
+        replay_unproved(RACE, INPUTS, PROGRAM, seed=7)
     assert error.value.stage == "simulate"
+    with pytest.raises(mk.VerifyError, match="race: task 'down'"):
+        replay_unproved(RACE, INPUTS, PROGRAM, seed=8)
+    (found,) = replay_unproved(RACE, INPUTS, PROGRAM, seed=8, check_races=False)
+    assert found.shape == INPUTS[0].shape
 
 
 def test_a_report_needs_the_tasks_that_it_was_made_with():
