@@ -20,9 +20,9 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from mkdsl.errors import VerifyError
-from mkdsl.lang.region import region
 from mkdsl.lower.ir import FETCH_GATES, Schedule, TaskGraph
-from mkdsl.lower.meetings import BufferMeetings, Table, Use, find_meetings
+from mkdsl.lower.meetings import BufferMeetings, Table, find_meetings
+from mkdsl.lower.runs import Use, region_text
 from mkdsl.lower.verify import INTERNAL, task_name
 from mkdsl.lower.verify_schedule import knowledge
 
@@ -132,10 +132,7 @@ class _Regions:
 
     def _region(self, number: int) -> str:
         access, task = self._meetings.text[number]
-        one = self._graph.tasks[task]
-        env = {f"g{i}": p for i, p in enumerate(one.pid)}
-        env |= {"layer": one.layer, "part": one.part}
-        return str(region(access, self._meetings.buffer, env, access.view))
+        return region_text(self._graph, self._meetings.buffer, access, task)
 
     def _fail(
         self, task: int, number: int, does: str, did: str, other: int, why: str
