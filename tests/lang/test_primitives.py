@@ -6,10 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import mkdsl as mk
+from tests.strategies import examples
 
 Array = Any
 
@@ -34,7 +35,7 @@ def test_dot_of_a_vector() -> None:
 
 
 @given(st.integers(-300, 300), st.sampled_from([(64,), (3, 64)]))
-@settings(max_examples=20, deadline=None)
+@examples(20)
 def test_roll(shift: int, shape: tuple[int, ...]) -> None:
     x = normal(0, *shape)
     np.testing.assert_array_equal(mk.roll(x, shift), np.roll(x, shift, -1))
@@ -69,7 +70,7 @@ def softmax_state(q: Array, k: Array, v: Array, **how: Any) -> Any:
 
 
 @given(rows=st.integers(1, 70), block=st.sampled_from([1, 8, 16, 64]))
-@settings(max_examples=25, deadline=None)
+@examples(12)
 def test_fold_is_softmax_whatever_the_blocks(rows: int, block: int) -> None:
     q, k, v = normal(0, 3, 16), normal(1, rows, 16), normal(2, rows, 8)
     top, total, acc = softmax_state(q, k, v, block=block)
@@ -99,7 +100,7 @@ def test_a_partial_block_reads_zeros_and_says_so() -> None:
 
 
 @given(cut=st.integers(0, 40))
-@settings(max_examples=15, deadline=None)
+@examples(8)
 def test_merged_parts_are_the_whole(cut: int) -> None:
     k = normal(1, 40, 16)
     add = lambda c, b, v: c + jnp.sum(b[0], 0)[None]  # noqa: E731

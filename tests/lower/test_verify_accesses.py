@@ -197,6 +197,7 @@ def test_a_combine_does_not_load_the_stream_that_it_writes_into() -> None:
     verify_accesses(schedule_of(graph_of(program, **{name: 4})))
 
 
+@pytest.mark.slow
 def test_a_whole_model_is_proved_in_about_a_second() -> None:
     plan = compile_program(llama(vocab=32064), H200)
     start = time.perf_counter()

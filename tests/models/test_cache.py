@@ -14,12 +14,13 @@ from models.config import ModelConfig
 from models.params import Params
 from models.registry import family_of
 from models.weights import load
+from tests.tiers import first_quick
 
 NAMES = ["llama_rope3_tied", "gemma3_window16"]
 SLOTS = 40
 
 
-@pytest.fixture(params=NAMES)
+@pytest.fixture(params=first_quick(NAMES))
 def model(request: pytest.FixtureRequest, fixtures: Path) -> tuple[ModelConfig, Params]:
     return load(fixtures / request.param, "float32")
 
@@ -72,6 +73,7 @@ def test_decode_steps_equal_forward(model, batch) -> None:
     close(logits, expect(model, ids, lengths))
 
 
+@pytest.mark.slow
 def test_a_prompt_in_pieces_equals_forward(model, batch) -> None:
     (config, params), (ids, lengths) = model, batch
     prefill = family_of(config).prefill

@@ -9,6 +9,7 @@ from models.cache import init_cache
 from models.registry import family_of
 from models.weights import load
 from tests.fidelity import mean_kl
+from tests.tiers import first_quick
 
 NAMES = ["llama_rope3_tied", "llama_untied_nohd", "gemma3_window16", "qwen3_untied"]
 TOLERANCE = (
@@ -32,7 +33,7 @@ def test_float32_sequence(fixtures: Path, name: str) -> None:
     np.testing.assert_allclose(logits[0], oracle["logits_f32"], atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", first_quick(NAMES))
 def test_float32_rows_of_three_lengths(fixtures: Path, name: str) -> None:
     oracle = np.load(fixtures / name / "oracle.npz")
     lengths = oracle["batch_lens"]
@@ -42,7 +43,7 @@ def test_float32_rows_of_three_lengths(fixtures: Path, name: str) -> None:
     np.testing.assert_allclose(last, oracle["batch_logits_f32"], atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", first_quick(NAMES))
 def test_bfloat16_loses_no_more_than_hugging_face(fixtures: Path, name: str) -> None:
     oracle = np.load(fixtures / name / "oracle.npz")
     ids = np.concatenate([oracle["prompt_ids"], oracle["teacher_ids"]])
@@ -52,6 +53,7 @@ def test_bfloat16_loses_no_more_than_hugging_face(fixtures: Path, name: str) -> 
     assert mean_kl(exact, logits) <= 1.25 * mean_kl(exact, theirs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_row_does_not_depend_on_others(fixtures: Path, name: str) -> None:
     oracle = np.load(fixtures / name / "oracle.npz")
@@ -63,6 +65,7 @@ def test_a_row_does_not_depend_on_others(fixtures: Path, name: str) -> None:
     np.testing.assert_array_equal(again[0, : lengths[0]], logits[0, : lengths[0]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_bfloat16_rows_behind_a_cache(fixtures: Path, name: str) -> None:
     """Several rows in pieces: the same as at once, up to the order of rounding."""

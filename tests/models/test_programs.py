@@ -24,6 +24,7 @@ from models.params import Params
 from models.registry import SHAPES, family_of, random_params
 from models.weights import load
 from tests.fidelity import mean_kl
+from tests.tiers import first_quick
 
 NAMES = ["llama_rope3_tied", "llama_untied_nohd", "gemma3_window16", "qwen3_untied"]
 TOLERANCE = 1e-3  # of f32 logits, as in test_forward.py
@@ -34,7 +35,7 @@ IMPLEMENTATIONS = ["xla", pytest.param("simulate", marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", first_quick(NAMES))
 def test_float32_sequence(fixtures: Path, name: str, implementation: str) -> None:
     oracle = np.load(fixtures / name / "oracle.npz")
     config, params = load(fixtures / name, "float32")

@@ -56,8 +56,8 @@ def test_kv_bytes_per_token(name: str) -> None:
     ("name", "dtype"),
     [
         ("llama_untied_nohd", jnp.float32),
-        ("gemma3_window16", jnp.bfloat16),
-        ("qwen3_untied", jnp.bfloat16),
+        pytest.param("gemma3_window16", jnp.bfloat16, marks=pytest.mark.slow),
+        pytest.param("qwen3_untied", jnp.bfloat16, marks=pytest.mark.slow),
     ],
 )
 def test_random_parameters(fixtures, name: str, dtype) -> None:

@@ -120,6 +120,20 @@ def attention_task(attention_values: list[Array]) -> TaskDef:
     return defined(attend, *attention_values, scale=DIM**-0.5, block=BLOCK)
 
 
+@pytest.fixture(scope="module")
+def fold_part(attention_task: TaskDef) -> Any:
+    """A part of the fold, compiled once for each number of a part."""
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def run(p: int, values: list[Array], first: Array, count: Array) -> list[Array]:
+        operands = {i: Operand(values[i]) for i in attention_task.before}
+        for i in (1, 2):
+            operands[i] = Operand(values[i], (count, None), first)
+        return run_partial(attention_task, operands, (), p)
+
+    return run
+
+
 LENGTHS = (0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 70, ROWS)
 
 
@@ -138,24 +152,21 @@ def test_a_fold_sees_its_rows_alone(
 @pytest.mark.parametrize("n", LENGTHS)
 @pytest.mark.parametrize("parts", PARTS)
 def test_parts_of_a_fold(
-    n: int, parts: int, attention_task: TaskDef, attention_values: list[Array]
+    n: int,
+    parts: int,
+    attention_task: TaskDef,
+    attention_values: list[Array],
+    fold_part: Any,
 ) -> None:
     q, k, v, *new = attention_values
     want = attention(q, k[:n], v[:n], *new)
     k, v = (np.where(np.arange(ROWS)[:, None] < n, x, np.nan) for x in (k, v))
-    blocks, values = -(-n // BLOCK), (q, k, v, *new)
-
-    @functools.partial(jax.jit, static_argnums=0)
-    def run(p: int, first: Array, count: Array) -> list[Array]:
-        streams = {i: Operand(x, (count, None), first) for i, x in ((1, k), (2, v))}
-        rest = {i: Operand(values[i]) for i in attention_task.before if i not in (1, 2)}
-        return run_partial(attention_task, {**rest, **streams}, (), p)
-
+    blocks, values = -(-n // BLOCK), [q, k, v, *new]
     cuts: list[list[Array]] = []
     for p in range(parts):
         first = p * blocks // parts * BLOCK
         last = min(n, (p + 1) * blocks // parts * BLOCK)
-        cuts.append(run(p, first, last - first))
+        cuts.append(fold_part(p, values, first, last - first))
     joined = [jnp.stack(c) for c in zip(*cuts, strict=True)]
     after = {i: Operand(values[i]) for i in attention_task.after}
     close(run_combine(attention_task, after, (), joined)[:1], [want])

@@ -15,6 +15,7 @@ from mkdsl.lang.trace import trace_program
 from mkdsl.runtime.interpret_program import count_dropped, run_program, write_scalars
 from models import llama
 from models.tasks.sample import best, embed, pick
+from tests.tiers import first_quick
 from tests.tiny_llama import TINY, example
 
 Array = Any
@@ -352,8 +353,8 @@ def test_what_nothing_wrote_is_not_a_number() -> None:
 # ------------------------------------------------------------------------- Llama
 
 
-@pytest.mark.parametrize("dtype", [F32, BF16])
-@pytest.mark.parametrize("lengths", [[0], [5, 0, 63], [64, 128, 255]])
+@pytest.mark.parametrize("dtype", [F32, pytest.param(BF16, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("lengths", first_quick([[5, 0, 63], [0], [64, 128, 255]]))
 def test_llama_step_against_its_forward_pass(dtype: Any, lengths: list[int]) -> None:
     batch, slots = len(lengths), 256
     step = llama.decode_program(TINY, batch, slots, logits=True)
@@ -388,6 +389,7 @@ def test_unused_slots_do_not_matter() -> None:
     np.testing.assert_array_equal(*outs)
 
 
+@pytest.mark.slow
 def test_rows_do_not_depend_on_each_other() -> None:
     step = llama.decode_program(TINY, 2, 256, logits=True)
     params, cache, tokens = example(TINY, [30, 70], 256)

@@ -126,6 +126,7 @@ def test_only_state_in_donated_arguments_is_reused() -> None:
     check(out, x, 0)
 
 
+@pytest.mark.slow
 def test_simulation_of_a_model_agrees_with_xla() -> None:
     args = example(TINY, [5, 70], 128)
     tokens = [

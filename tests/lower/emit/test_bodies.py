@@ -17,7 +17,7 @@ from mkdsl.errors import PlanError
 from tests.lower.emit import bodies as b
 
 QUICK = hypothesis.settings(
-    max_examples=12,
+    max_examples=6,
     deadline=None,
     derandomize=True,
     phases=(hypothesis.Phase.generate,),

@@ -99,6 +99,7 @@ def test_the_normal_build_has_nothing_of_it(normal: Kernel) -> None:
     assert set(polls(normal)) == {f"{POLL} $0, [$1];"}
 
 
+@pytest.mark.slow
 def test_timestamps_and_a_report_together() -> None:
     kernel = lowered(Launcher(PLAN, debug=True, timestamps=True))
     longest = max(map(len, PLAN.schedule.queues))
@@ -126,6 +127,7 @@ def test_the_interpreter_has_no_debug_build() -> None:
         Launcher(plan, plgpu.InterpretGPUParams(), debug=True)
 
 
+@pytest.mark.slow
 def test_a_megakernel_lowers_to_its_debug_build() -> None:
     step = mk.megakernel(
         recall, donate_argnums=1, implementation="mosaic_gpu", machine=H200
