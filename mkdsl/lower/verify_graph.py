@@ -9,15 +9,15 @@ scope. Of a TaskGraph: ids are in range, tasks of one kind and layer contiguous,
 element of a temp is written by one task, every element of a temp that a task reads is
 written, needs point to lower ids.
 Why it is correct: positions that are linear in grid axes have their extremes at the
-ends of the axes. Written regions of a temp are constant boxes; if no two meet, the
-elements of a read box that are written are the sum of its intersections with them.
-Positions with run-time scalars are left to the bounds of the kernel.
+ends of the axes. Elements are those of verify_elements.py. Positions with run-time
+scalars are left to the bounds of the kernel.
 Cost: linear in the calls; near-linear in the tasks.
 """
 
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 
 from mkdsl.errors import SrcInfo, VerifyError
 from mkdsl.lang.expr import Expr, Read, Var
@@ -31,11 +31,8 @@ from mkdsl.lang.program import (
     Program,
     Scan,
 )
-from mkdsl.lang.region import Region
-from mkdsl.lower.dependences import run_starts
 from mkdsl.lower.ir import Task, TaskGraph
-from mkdsl.lower.region_index import RegionIndex
-from mkdsl.lower.touches import Uses, touches_of
+from mkdsl.lower.verify_elements import verify_elements
 
 # ------------------------------------------------------------------------- program
 
@@ -262,13 +259,23 @@ def verify_tasks(graph: TaskGraph) -> None:
     _unique("buffer", ((b.name, b.src) for b in graph.buffers))
     for t, task in enumerate(graph.tasks):
         _verify_ids(graph, t, task)
-    run_starts(graph)
-    roles = {b.name: b.role for b in graph.buffers}
-    for name, uses in touches_of(graph).uses.items():
-        if roles[name] == "input":
-            raise VerifyError("tasks", f"{name} is an argument but some task writes it")
-        if roles[name] == "temp":
-            _verify_elements(graph, name, uses)
+    _verify_runs(graph)
+    verify_elements(graph)
+
+
+def _verify_runs(graph: TaskGraph) -> None:
+    """Tasks of one kind and layer follow each other."""
+    runs = [run for run, _ in groupby((t.kind, t.layer) for t in graph.tasks)]
+    again = next((run for i, run in enumerate(runs) if run in runs[:i]), None)
+    if again is not None:
+        kind = graph.kinds[again[0]]
+        raise VerifyError(
+            "tasks",
+            f"tasks of {kind.call} ({kind.mode}), layer {again[1]}, are interrupted by "
+            "those of another call",
+            kind.src,
+            "tasks of one kind and layer must follow each other",
+        )
 
 
 def _verify_ids(graph: TaskGraph, t: int, task: Task) -> None:
@@ -301,57 +308,3 @@ def _verify_needs(graph: TaskGraph) -> None:
         for need in needs:
             if not 0 <= need.deps < len(latest) or latest[need.deps] >= t:
                 raise VerifyError("tasks", f"task {t}: {need} is no set of lower ids")
-
-
-def _verify_elements(graph: TaskGraph, name: str, uses: Uses) -> None:
-    """Each element that is read is written, and by one task."""
-    numbers = list(uses.writers)
-    written = [uses.regions[n] for n in numbers]
-    if not all(r.is_constant and r.exact for r in written):
-        return
-    index = RegionIndex(written)
-    for n, region in zip(numbers, written, strict=True):
-        tasks = uses.writers[n]
-        if not index.is_partition:
-            met = index.meeting(region)
-            tasks = [t for i, _ in met for t in uses.writers[numbers[i]]]
-        if len(tasks) > 1:
-            raise VerifyError(
-                "tasks",
-                f"{region} of {name} is written by {_name(graph, tasks[0])} and by "
-                f"{_name(graph, tasks[1])}",
-                _src(graph, tasks[1]),
-                "let every task of a call write a block of its own",
-            )
-    for n, readers in uses.readers.items():
-        region = uses.regions[n]
-        if not region.is_constant:
-            continue
-        there = sum(_shared(region, written[i]) for i, _ in index.meeting(region))
-        wanted = _shared(region, region)
-        if there != wanted and region.exact:
-            raise VerifyError(
-                "tasks",
-                f"{_name(graph, readers[0])} reads the {wanted} elements {region}, of "
-                f"which only {there} are written",
-                _src(graph, readers[0]),
-                "let the calls that write the array cover it",
-            )
-
-
-def _shared(a: Region, b: Region) -> int:
-    """Elements in both of two constant regions."""
-    total = 1
-    for x, y in zip(a.box, b.box, strict=True):
-        lo, hi = max(int(x.lo), int(y.lo)), min(int(x.hi), int(y.hi))
-        total *= max(0, hi - lo)
-    return total
-
-
-def _name(graph: TaskGraph, t: int) -> str:
-    task = graph.tasks[t]
-    return f"call {graph.kinds[task.kind].call} {task.pid} of layer {task.layer}"
-
-
-def _src(graph: TaskGraph, t: int) -> SrcInfo:
-    return graph.kinds[graph.tasks[t].kind].src

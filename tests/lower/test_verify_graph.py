@@ -228,6 +228,13 @@ def test_task_out_of_range_is_refused(task: Task) -> None:
         verify_tasks(replace(g, tasks=(*g.tasks, task)))
 
 
+def test_a_run_that_is_interrupted_is_refused() -> None:
+    g = graph()
+    tasks = (g.tasks[0], g.tasks[-1], *g.tasks[1:-1])
+    with pytest.raises(VerifyError, match=r"gate_up \(full\), layer 0, are interrup"):
+        verify_tasks(replace(g, tasks=tasks))
+
+
 def test_needs_point_to_lower_ids() -> None:
     g = find_dependences(graph())
     verify_tasks(g)
