@@ -10,6 +10,7 @@ import pytest
 
 from models.reference import Past, attention
 from tests.gpu.attending import Inputs, attend, exact, inputs, megakernel
+from tests.tiers import first_quick
 
 Array = Any
 
@@ -39,7 +40,9 @@ def agrees(found: np.ndarray, x: Inputs, dtype: Any, **options: Any) -> None:
 
 @everywhere
 @pytest.mark.parametrize(
-    "heads", [(40, 8), (24, 8), (28, 4), (4, 1), (6, 2), (5, 1), (3, 3)], ids=str
+    "heads",
+    first_quick([(28, 4), (40, 8), (24, 8), (4, 1), (6, 2), (5, 1), (3, 3)]),
+    ids=str,
 )
 def test_every_query_head_reads_its_own_keys(
     heads: tuple[int, int], implementation: Any, dtype: Any
@@ -48,7 +51,9 @@ def test_every_query_head_reads_its_own_keys(
     agrees(attend(x, implementation)[0], x, dtype)
 
 
-@pytest.mark.parametrize("heads", [(40, 8), (24, 8), (28, 4), (4, 1)], ids=str)
+@pytest.mark.parametrize(
+    "heads", first_quick([(28, 4), (40, 8), (24, 8), (4, 1)]), ids=str
+)
 def test_the_plain_forward_pass_does_so_too(heads: tuple[int, int]) -> None:
     x = inputs(*heads, 64, (70, 3), 128, jnp.float32)
     new, past = (
@@ -60,7 +65,7 @@ def test_the_plain_forward_pass_does_so_too(heads: tuple[int, int]) -> None:
 
 
 @everywhere
-@pytest.mark.parametrize("parts", [1, 2, 3])
+@pytest.mark.parametrize("parts", first_quick([3, 1, 2]))
 def test_lengths_around_every_block(
     parts: int, implementation: Any, dtype: Any
 ) -> None:
@@ -74,6 +79,7 @@ def test_lengths_around_every_block(
             assert jnp.isnan(new[row, :, n + 1 :]).all()
 
 
+@pytest.mark.slow
 @everywhere
 @pytest.mark.parametrize("parts", [1, 7])
 def test_long_contexts(parts: int, implementation: Any, dtype: Any) -> None:
@@ -83,7 +89,7 @@ def test_long_contexts(parts: int, implementation: Any, dtype: Any) -> None:
 
 
 @everywhere
-@pytest.mark.parametrize("window", [1, 2, 16, 64, 65, 512])
+@pytest.mark.parametrize("window", first_quick([65, 1, 2, 16, 64, 512]))
 def test_a_window_includes_the_current_token(
     window: int, implementation: Any, dtype: Any
 ) -> None:
@@ -105,8 +111,8 @@ def test_a_window_includes_the_current_token(
 
 
 @everywhere
-@pytest.mark.parametrize("parts", [1, 3])
-@pytest.mark.parametrize("size", [1e3, 1e31])
+@pytest.mark.parametrize("parts", first_quick([3, 1]))
+@pytest.mark.parametrize("size", first_quick([1e31, 1e3]))
 def test_no_score_is_below_the_mask(
     size: float, parts: int, implementation: Any, dtype: Any
 ) -> None:
@@ -126,7 +132,7 @@ def test_a_part_without_rows_adds_nothing(implementation: Any, dtype: Any) -> No
 
 
 @everywhere
-@pytest.mark.parametrize("parts", [1, 4])
+@pytest.mark.parametrize("parts", first_quick([4, 1]))
 def test_sums_are_not_rounded_on_the_way(
     parts: int, implementation: Any, dtype: Any
 ) -> None:

@@ -123,6 +123,7 @@ def launchers() -> tuple[Launcher, Launcher]:
     return Launcher(plan), Launcher(plan, timestamps=True)
 
 
+@pytest.mark.slow
 def test_stamps_are_all_that_a_build_with_stamps_has_more() -> None:
     """One elected thread stores the time: no barrier, signal or poll comes or goes."""
     plain, timed = (ptx(lowered(launcher)) for launcher in launchers())

@@ -118,6 +118,7 @@ def test_the_longest_part_bounds(times: tuple[float, ...], want: str) -> None:
     assert TaskBound("a", "full", 1, 1, 1, *times).bound == want
 
 
+@pytest.mark.slow
 def test_a_step_of_1b_at_batch_1_is_two_fifths_boundaries() -> None:
     plan = compile_program(programs.llama(), H200)
     found = economics(plan, H200)

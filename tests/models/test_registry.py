@@ -52,12 +52,13 @@ def test_kv_bytes_per_token(name: str) -> None:
     assert size == known[name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
         ("llama_untied_nohd", jnp.float32),
-        pytest.param("gemma3_window16", jnp.bfloat16, marks=pytest.mark.slow),
-        pytest.param("qwen3_untied", jnp.bfloat16, marks=pytest.mark.slow),
+        ("gemma3_window16", jnp.bfloat16),
+        ("qwen3_untied", jnp.bfloat16),
     ],
 )
 def test_random_parameters(fixtures, name: str, dtype) -> None:

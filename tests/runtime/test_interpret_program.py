@@ -378,6 +378,7 @@ def test_llama_step_against_its_forward_pass(dtype: Any, lengths: list[int]) -> 
         np.testing.assert_array_equal(ours, old)
 
 
+@pytest.mark.slow
 def test_unused_slots_do_not_matter() -> None:
     step = llama.decode_program(TINY, 2, 256)
     program, _ = traced(step, example(TINY, [3, 70], 256))

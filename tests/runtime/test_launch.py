@@ -105,6 +105,7 @@ def test_every_loop_of_jax_and_one_trace(implementation: Any) -> None:
     assert f.traces == 1
 
 
+@pytest.mark.slow
 def test_a_step_traces_and_compiles_once_for_all_positions() -> None:
     f = mk.megakernel(decode_program(TINY, 2, 128), donate_argnums=1)
     params, cache, tokens = example(TINY, [3, 0], 128)
