@@ -31,8 +31,9 @@ help: ## list the commands
 demo: $(STAMP) ## generate text with a small real model, and show the program it ran
 	$(BIN)/python -m mkdsl demo
 
+# XLA's optimizations cost a third of the time there, and gain nothing.
 quick: lint ## style, types and pure tests: under a minute
-	$(PYTEST) -n $(PYTEST_WORKERS) -m "$(PURE)"
+	JAX_DISABLE_MOST_OPTIMIZATIONS=1 $(PYTEST) -n $(PYTEST_WORKERS) -m "$(PURE)"
 
 check: lint ## everything that needs no GPU; sets up its own environment
 	$(PYTEST) -n $(PYTEST_WORKERS) -m "not gpu"

@@ -4,8 +4,9 @@ What it does: runs the passes in order and verifies every stage.
 Needs: a traced Program.
 Guarantees: a returned plan has been proved free of deadlocks and races (verify.py).
 Why it is correct: verifiers share no code with passes. Every stage is checked against
-the needs that `dependences` found, and the last one against the accesses of its tasks,
-which are those of the program: what `dependences` overlooks is found there.
+the needs that `dependences` found, which says the pass that is at fault. The last one
+gets a Proof (proof.py), from the accesses of its tasks and those of the program: what
+`dependences` overlooks is found there.
 Cost: linear or nearly so in tasks and waits; the step of Llama-3.2-1B at batch 8 takes
 3.7 s on one core of a slow machine (2026-11-30), 0.6 s of it the last proof.
 Source: the list of named rewrites of tinygrad, the dump callback of xDSL.
@@ -22,13 +23,13 @@ from mkdsl.lower.coarsen import coarsen
 from mkdsl.lower.decompose import DecomposeOptions, decompose
 from mkdsl.lower.dependences import find_dependences
 from mkdsl.lower.elide_waits import elide_waits
-from mkdsl.lower.encode import Encoded, encode
 from mkdsl.lower.estimate import estimate
 from mkdsl.lower.fuse_events import fuse_events
 from mkdsl.lower.ir import EventGraph, KernelPlan, Schedule, TaskGraph
 from mkdsl.lower.machine import Machine
 from mkdsl.lower.normalize import normalize
 from mkdsl.lower.plan_pages import PageOptions, plan_pages
+from mkdsl.lower.proof import Proof
 from mkdsl.lower.schedule import ScheduleOptions, schedule
 from mkdsl.lower.text import print_program
 from mkdsl.lower.text_schedule import (
@@ -38,10 +39,8 @@ from mkdsl.lower.text_schedule import (
     print_tasks,
 )
 from mkdsl.lower.verify import verify_events
-from mkdsl.lower.verify_accesses import verify_accesses
-from mkdsl.lower.verify_graph import verify_program, verify_tasks
+from mkdsl.lower.verify_graph import verify_needs, verify_program, verify_tasks
 from mkdsl.lower.verify_kinds import verify_kinds
-from mkdsl.lower.verify_plan import verify_encoded, verify_plan
 from mkdsl.lower.verify_schedule import verify_schedule
 from mkdsl.lower.widen_waits import widen_waits
 
@@ -66,7 +65,7 @@ class Pass:
 
     stage: str
     run: Callable[[Any, Machine, Options], Any]
-    verify: Callable[[Any, Machine], None]
+    verify: Callable[[Any, Machine], Proof | None]
     text: Callable[[Any], str]
 
 
@@ -80,11 +79,6 @@ def _verify_graph(graph: TaskGraph) -> None:
     verify_kinds(graph)
 
 
-def _verify_plan(plan: KernelPlan, machine: Machine) -> None:
-    verify_plan(plan, machine)
-    verify_accesses(plan.schedule)
-
-
 # fmt: off
 PASSES = (
     Pass("program", lambda p, m, o: p,
@@ -92,7 +86,7 @@ PASSES = (
     Pass("tasks", lambda p, m, o: decompose(p, m, o.decompose),
          lambda g, m: _verify_graph(g), print_tasks),
     Pass("dependences", lambda g, m, o: _dependences(g, o),
-         lambda g, m: verify_tasks(g), print_tasks),
+         lambda g, m: verify_needs(g), print_tasks),
     Pass("events", lambda g, m, o: fuse_events(g),
          lambda e, m: verify_events(e), print_events),
     Pass("widened", lambda e, m, o: widen_waits(e),
@@ -104,7 +98,7 @@ PASSES = (
     Pass("elided", lambda s, m, o: elide_waits(s),
          lambda s, m: verify_schedule(s, m, "elided"), print_schedule),
     Pass("pages", lambda s, m, o: plan_pages(s, m, o.pages),
-         lambda p, m: _verify_plan(p, m), print_plan),
+         lambda p, m: Proof(p, m), print_plan),
 )
 # fmt: on
 STAGES = tuple(p.stage for p in PASSES)
@@ -112,12 +106,17 @@ STAGES = tuple(p.stage for p in PASSES)
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What a pass made: `value` is a Program, TaskGraph, .., KernelPlan."""
+    """What a pass made: `value` is a Program, TaskGraph, .., KernelPlan.
+
+    Attributes:
+        proof: of the last stage.
+    """
 
     name: str
     value: Program | TaskGraph | EventGraph | Schedule | KernelPlan
     print_value: Callable[[Any], str]
     machine: Machine
+    proof: Proof | None = None
 
     def as_text(self) -> str:
         """The canonical text of the stage."""
@@ -146,8 +145,8 @@ def run_passes(
     for step in PASSES:
         with _no_collection():
             value = step.run(value, machine, options or Options())
-            step.verify(value, machine)
-        yield Stage(step.stage, value, step.text, machine)
+            proof = step.verify(value, machine)
+        yield Stage(step.stage, value, step.text, machine, proof)
 
 
 @contextmanager
@@ -163,13 +162,13 @@ def _no_collection() -> Generator[None]:
             gc.enable()
 
 
-def compile_program(
+def prove_program(
     program: Program,
     machine: Machine,
     options: Options | None = None,
     dump: Callable[[Stage], object] | None = None,
-) -> KernelPlan:
-    """The verified plan of a program.
+) -> Proof:
+    """The plan of a program with its proof, for a launch.
 
     Args:
         dump: called with every stage, e.g. `print` for one line of sizes each.
@@ -178,12 +177,23 @@ def compile_program(
         PlanError: the program does not fit the machine.
         VerifyError: a stage is not proved.
     """
-    value: Any = None
+    proof: Proof | None = None
     for stage in run_passes(program, machine, options):
-        value = stage.value
+        proof = stage.proof
         if dump is not None:
             dump(stage)
-    return value
+    assert proof is not None
+    return proof
+
+
+def compile_program(
+    program: Program,
+    machine: Machine,
+    options: Options | None = None,
+    dump: Callable[[Stage], object] | None = None,
+) -> KernelPlan:
+    """The verified plan of a program; see prove_program."""
+    return prove_program(program, machine, options, dump).plan
 
 
 def finish(
@@ -218,18 +228,6 @@ def _made_by(stage: object) -> str:
             return "elided"
         case _:
             return "pages"
-
-
-def encode_plan(plan: KernelPlan) -> Encoded:
-    """The instruction words of a plan, read back and compared with it.
-
-    Raises:
-        PlanError: a number does not fit in a word.
-        VerifyError: the words do not say what the plan says.
-    """
-    encoded = encode(plan)
-    verify_encoded(plan, encoded)
-    return encoded
 
 
 def _counts(value: object, machine: Machine) -> Iterator[tuple[str, int]]:

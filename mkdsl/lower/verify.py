@@ -207,11 +207,11 @@ def fail_race(
         f"{task_name(graph, missing)}, but the loader of its {need.gate} operands "
         "does not wait for that task",
         stage,
-        _remedy(events, task, need.gate, missing),
+        remedy_of(events, task, need.gate, missing),
     )
 
 
-def _remedy(events: EventGraph, task: int, gate: Gate, missing: int) -> str:
+def remedy_of(events: EventGraph, task: int, gate: Gate, missing: int) -> str:
     """What to change so that a gate of a task waits for another task."""
     event = events.signals[missing]
     if event < 0:
@@ -230,8 +230,12 @@ def fail(
 ) -> NoReturn:
     """Raise a VerifyError about a task; the remedy is for plans made by hand."""
     src = events.graph.kinds[events.graph.tasks[task].kind].src
-    hint = f"{remedy}. If mkdsl made it, it is {INTERNAL}" if remedy else INTERNAL
-    raise VerifyError(stage, what, src, hint)
+    raise VerifyError(stage, what, src, hint_of(remedy))
+
+
+def hint_of(remedy: str) -> str:
+    """What to do about a stage that is refused."""
+    return f"{remedy}. If mkdsl made it, it is {INTERNAL}" if remedy else INTERNAL
 
 
 class MemberBits:

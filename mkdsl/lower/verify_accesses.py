@@ -20,10 +20,10 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from mkdsl.errors import VerifyError
-from mkdsl.lower.ir import FETCH_GATES, Schedule, TaskGraph
+from mkdsl.lower.ir import FETCH_GATES, EventGraph, Gate, Schedule, TaskGraph
 from mkdsl.lower.meetings import BufferMeetings, Table, find_meetings
 from mkdsl.lower.runs import Use, region_text
-from mkdsl.lower.verify import INTERNAL, task_name
+from mkdsl.lower.verify import hint_of, remedy_of, task_name
 from mkdsl.lower.verify_schedule import knowledge
 
 STAGE = "accesses"
@@ -39,7 +39,7 @@ def verify_accesses(schedule: Schedule) -> None:
     uses: list[list[tuple[_Regions, int, Use]]] = [[] for _ in graph.tasks]
     calls = _calls(graph)
     for meetings in find_meetings(graph):
-        regions = _Regions(graph, meetings, calls)
+        regions = _Regions(schedule.events, meetings, calls)
         for task, number, use in meetings.uses:
             uses[task].append((regions, number, use))
     proved: set[tuple[int, int, Use, int, int]] = set()
@@ -73,15 +73,16 @@ class _Regions:
 
     def __init__(
         self,
-        graph: TaskGraph,
+        events: EventGraph,
         meetings: BufferMeetings,
         calls: Sequence[tuple[int, int]],
     ) -> None:
-        self._graph, self._meetings, self._calls = graph, meetings, calls
+        self._events, self._graph = events, events.graph
+        self._meetings, self._calls = meetings, calls
         self._temp = meetings.buffer.role == "temp"
         self._bits: dict[tuple[int, bool], int] = {}
 
-    def check_read(self, task: int, number: int, use: Use, seen: int) -> bool:
+    def check_read(self, task: int, number: int, use: Gate, seen: int) -> bool:
         """A read at a gate whose loader sees the stores of these tasks.
 
         Returns:
@@ -98,7 +99,9 @@ class _Regions:
         missing = writers & (1 << first) - 1 & ~seen
         if missing:
             why = f"the loader of its {use} operands does not wait for that task"
-            self._fail(task, number, "reads", "writes", _lowest(missing), why)
+            other = _lowest(missing)
+            remedy = remedy_of(self._events, task, use, other)
+            self._fail(task, number, "reads", "writes", other, why, remedy)
         return not own
 
     def check_write(self, task: int, number: int, seen: int) -> None:
@@ -108,15 +111,14 @@ class _Regions:
         own = writers >> first & (1 << task - first) - 1
         if own and self._meetings.sure[number]:
             self._fail_own(task, number, "writes", first + _lowest(own))
-        why = "neither loader waits for that task"
         below = (1 << task) - 1
         missing = writers & below & ~seen
         if missing:
-            self._fail(task, number, "writes", "writes", _lowest(missing), why)
+            self._fail_write(task, number, "writes", _lowest(missing))
         readers = self._members(self._meetings.readers, number)
         missing = readers & below & ~seen
         if missing:
-            self._fail(task, number, "writes", "reads", _lowest(missing), why)
+            self._fail_write(task, number, "reads", _lowest(missing))
 
     def _members(self, table: Table, number: int) -> int:
         key = number, table is self._meetings.writers
@@ -134,15 +136,27 @@ class _Regions:
         access, task = self._meetings.text[number]
         return region_text(self._graph, self._meetings.buffer, access, task)
 
+    def _fail_write(self, task: int, number: int, did: str, other: int) -> NoReturn:
+        remedy = remedy_of(self._events, task, "resident", other)
+        why = "neither loader waits for that task"
+        self._fail(task, number, "writes", did, other, why, remedy)
+
     def _fail(
-        self, task: int, number: int, does: str, did: str, other: int, why: str
+        self,
+        task: int,
+        number: int,
+        does: str,
+        did: str,
+        other: int,
+        why: str,
+        remedy: str = "",
     ) -> NoReturn:
         raise VerifyError(
             STAGE,
             f"race: {task_name(self._graph, task)} {does} {self._region(number)}, of "
             f"which {task_name(self._graph, other)} {did} an element, but {why}",
             self._graph.kinds[self._graph.tasks[task].kind].src,
-            INTERNAL,
+            hint_of(remedy),
         )
 
     def _fail_early(self, task: int, number: int, other: int) -> NoReturn:

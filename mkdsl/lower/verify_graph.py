@@ -248,14 +248,7 @@ def _wrong(what: str, src: SrcInfo | None = None, hint: str = "") -> VerifyError
 
 
 def verify_tasks(graph: TaskGraph) -> None:
-    """Raise a VerifyError if the graph is not well formed.
-
-    A graph with needs was checked for its elements before it got them: tasks and kinds
-    are the same. Only the needs are checked then.
-    """
-    if graph.needs:
-        _verify_needs(graph)
-        return
+    """Raise a VerifyError if the tasks of a graph are not well formed."""
     _unique("buffer", ((b.name, b.src) for b in graph.buffers))
     for t, task in enumerate(graph.tasks):
         _verify_ids(graph, t, task)
@@ -295,7 +288,11 @@ def _verify_ids(graph: TaskGraph, t: int, task: Task) -> None:
         )
 
 
-def _verify_needs(graph: TaskGraph) -> None:
+def verify_needs(graph: TaskGraph) -> None:
+    """Raise a VerifyError if the needs of a graph are not well formed.
+
+    Whether they are all that tasks need is not asked here.
+    """
     if len(graph.needs) != len(graph.tasks):
         raise VerifyError("tasks", f"{len(graph.needs)=} for {len(graph.tasks)=}")
     latest: list[int] = []

@@ -30,16 +30,8 @@ def verify_schedule(
     Raises:
         VerifyError: it may hang or race.
     """
+    verify_queues(schedule, machine, stage)
     events = schedule.events
-    check_counters(stage, events)
-    if len(schedule.queues) > machine.sms:
-        raise VerifyError(
-            stage,
-            f"{len(schedule.queues)} queues but {machine.name} has {machine.sms} SMs: "
-            "not all CTAs are co-resident, the kernel would hang",
-            hint="compile for the machine that runs the kernel",
-        )
-    _check_queues(stage, schedule)
     proved: set[tuple[int, Need]] = set()
     required = MemberBits(events.graph.dep_sets)
     for task, sm, seen in knowledge(schedule, stage):
@@ -52,6 +44,26 @@ def verify_schedule(
                 first = (missing & -missing).bit_length() - 1
                 fail_race(stage, events, task, need, first)
             proved.add((sm, need))
+
+
+def verify_queues(
+    schedule: Schedule, machine: Machine, stage: str = "schedule"
+) -> None:
+    """Check counters, and that every task is in one queue; a deadlock is found by
+    `knowledge` alone.
+
+    Raises:
+        VerifyError: they are not well formed, or the machine has fewer SMs.
+    """
+    check_counters(stage, schedule.events)
+    if len(schedule.queues) > machine.sms:
+        raise VerifyError(
+            stage,
+            f"{len(schedule.queues)} queues but {machine.name} has {machine.sms} SMs: "
+            "not all CTAs are co-resident, the kernel would hang",
+            hint="compile for the machine that runs the kernel",
+        )
+    _check_queues(stage, schedule)
 
 
 def _check_queues(stage: str, schedule: Schedule) -> None:

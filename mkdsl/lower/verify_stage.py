@@ -1,32 +1,26 @@
 """Check a stage that no pass has made: one from a text.
 
-What it does: everything that the pipeline checks on the way to the stage.
+What it does: proves what can be proved of each type of stage, from the accesses of its
+tasks; of a KernelPlan what a launch needs (proof.py).
 Needs: nothing.
-Guarantees: of a Schedule and of a KernelPlan what verify.py proves, for the needs that
-the accesses of the kinds have. Needs that a text leaves out are found, so that it does
-not prove itself. That the kinds are those of the calls is not checked.
-Why it is correct: find_dependences sees accesses and the order of tasks alone, and is
-held against brute force by its tests.
-Cost: that of find_dependences and of all verifiers.
+Guarantees: of a Program, that it is well formed; of a TaskGraph, that its tasks are
+those of its program; of one with needs, of an EventGraph and of a Schedule also what
+verify.py proves: no deadlock, no race. Needs that a text leaves out do not help it to
+prove itself.
+Why it is correct: the verifiers are those of a launch. A graph without queues is run
+as if every task had an SM of its own: no order but that of needs or events is there.
+Cost: that of the verifiers; of a graph without queues a bitset (tasks / 8 bytes) for
+every task.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
-
-from mkdsl.errors import VerifyError
 from mkdsl.lang.program import Program
-from mkdsl.lower.dependences import find_dependences
-from mkdsl.lower.encode import encode
-from mkdsl.lower.ir import EventGraph, KernelPlan, Schedule, TaskGraph
+from mkdsl.lower.ir import Event, EventGraph, KernelPlan, Schedule, TaskGraph, Wait
 from mkdsl.lower.machine import Machine
-from mkdsl.lower.text_schedule import ranges_text
-from mkdsl.lower.verify import task_name, verify_events
-from mkdsl.lower.verify_graph import verify_program, verify_tasks
-from mkdsl.lower.verify_plan import verify_encoded, verify_plan
-from mkdsl.lower.verify_schedule import verify_schedule
+from mkdsl.lower.proof import Proof, prove_graph, prove_schedule
+from mkdsl.lower.verify import verify_events
+from mkdsl.lower.verify_accesses import verify_accesses
+from mkdsl.lower.verify_graph import verify_needs, verify_program
 
-# Members, gate, reason of a need.
-type _Found = tuple[tuple[int, ...], str, str]
 type AnyStage = Program | TaskGraph | EventGraph | Schedule | KernelPlan
 
 
@@ -40,60 +34,34 @@ def verify_stage(stage: AnyStage, machine: Machine) -> None:
         case Program():
             verify_program(stage)
         case TaskGraph():
-            _verify_graph(stage)
+            prove_graph(stage)
             if stage.needs:
-                _verify_needs(stage)
+                verify_needs(stage)
+                verify_accesses(alone(events_of_needs(stage)))
         case EventGraph():
-            _verify_needs(_verify_graph(stage.graph))
+            prove_graph(stage.graph)
             verify_events(stage)
+            verify_accesses(alone(stage))
         case Schedule():
-            _verify_needs(_verify_graph(stage.events.graph))
-            verify_schedule(stage, machine)
+            prove_schedule(stage, machine)
         case KernelPlan():
-            verify_stage(stage.schedule, machine)
-            verify_plan(stage, machine)
-            verify_encoded(stage, encode(stage))
+            Proof(stage, machine)
 
 
-def _verify_graph(graph: TaskGraph) -> TaskGraph:
-    """Check program, tasks and the form of the needs."""
-    verify_program(graph.program)
-    verify_tasks(replace(graph, dep_sets=(), needs=()))
-    verify_tasks(graph)
-    return graph
+def alone(events: EventGraph) -> Schedule:
+    """Every task on an SM of its own."""
+    return Schedule(events, tuple((t,) for t in range(len(events.graph.tasks))))
 
 
-def _verify_needs(graph: TaskGraph) -> None:
-    """Check that no need is left out."""
-    found = find_dependences(replace(graph, dep_sets=(), needs=()))
-    for task, (wanted, said) in enumerate(
-        zip(_needs(found), _needs(graph), strict=True)
-    ):
-        missing = [
-            need for need in wanted if need not in said and not _covered(need, said)
-        ]
-        if missing:
-            members, gate, why = missing[0]
-            raise VerifyError(
-                "dependences",
-                f"{task_name(graph, task)} needs {ranges_text(members)} before its "
-                f"{gate} operands ({why}), which is not among its needs",
-                graph.kinds[graph.tasks[task].kind].src,
-                "print the stage again: its needs are those of its accesses",
-            )
-
-
-def _covered(need: _Found, said: Sequence[_Found]) -> bool:
-    """True if more than a need was asked for: whole calls instead of tiles, say."""
-    members, gate, why = need
-    more = (set(m) for m, g, w in said if (g, w) == (gate, why))
-    return set[int]().union(*more).issuperset(members)
-
-
-def _needs(graph: TaskGraph) -> list[list[_Found]]:
-    """The needs of each task, with the members instead of the number of a set."""
-    every = graph.needs or ((),) * len(graph.tasks)
-    return [
-        [(graph.dep_sets[n.deps].members, n.gate, n.why) for n in needs]
-        for needs in every
-    ]
+def events_of_needs(graph: TaskGraph) -> EventGraph:
+    """Every task signals an event of its own, and waits for what it needs."""
+    tasks = range(len(graph.tasks))
+    waits = tuple(
+        tuple(
+            Wait(member, 1, need.gate)
+            for need in needs
+            for member in graph.dep_sets[need.deps].members
+        )
+        for needs in graph.needs
+    )
+    return EventGraph(graph, tuple(Event((t,)) for t in tasks), tuple(tasks), waits)

@@ -30,7 +30,8 @@ from mkdsl.lower.machine import (
     simulated,
 )
 from mkdsl.lower.pages import stream_operands
-from mkdsl.lower.pipeline import Options, compile_program
+from mkdsl.lower.pipeline import Options, prove_program
+from mkdsl.lower.proof import Proof
 from mkdsl.runtime.interpret_program import run_program
 
 if TYPE_CHECKING:
@@ -68,18 +69,22 @@ class Executable:
     machine: Machine | None = None
     options: Options | None = None
     src: SrcInfo = NO_SRC
-    _plans: dict[Machine, KernelPlan] = field(
-        default_factory=dict[Machine, KernelPlan], init=False
+    _proofs: dict[Machine, Proof] = field(
+        default_factory=dict[Machine, Proof], init=False
     )
 
     def __post_init__(self) -> None:
         check_implementation(self.implementation)
 
+    def proof(self, machine: Machine) -> Proof:
+        """The plan for a machine with its proof, made once."""
+        if machine not in self._proofs:
+            self._proofs[machine] = prove_program(self.program, machine, self.options)
+        return self._proofs[machine]
+
     def plan(self, machine: Machine) -> KernelPlan:
-        """The verified plan for a machine, made once."""
-        if machine not in self._plans:
-            self._plans[machine] = compile_program(self.program, machine, self.options)
-        return self._plans[machine]
+        """The plan for a machine."""
+        return self.proof(machine).plan
 
     def outputs(self) -> list[jax.ShapeDtypeStruct]:
         """Shape and dtype of each output of the program."""
@@ -131,7 +136,7 @@ class Executable:
         from mkdsl.lower.emit.kernel import build
 
         check_streams(self.program)
-        return build(self.plan(machine), machine=machine, debug=debug)
+        return build(self.proof(machine), debug=debug)
 
     def simulate(self, inputs: Sequence[Array]) -> list[Array]:
         """Run in the simulator at once, not from inside of a compiled computation."""

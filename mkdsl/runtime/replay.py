@@ -17,9 +17,11 @@ The verifier speaks first. What it refuses can still be run here, to see it brea
 from collections.abc import Iterable, Sequence
 
 from mkdsl.lang.program import Program, TaskDef
+from mkdsl.lower.ir import KernelPlan
 from mkdsl.lower.machine import H200, Machine
 from mkdsl.lower.parse import parse
 from mkdsl.lower.pipeline import finish
+from mkdsl.lower.proof import Proof
 from mkdsl.lower.verify_stage import verify_stage
 from mkdsl.runtime.interpret_schedule import simulate
 from mkdsl.runtime.memory import Array
@@ -51,10 +53,10 @@ def replay(
         PlanError: it does not fit the machine.
     """
     stage = parse(text, tasks)
-    verify_stage(stage, machine)
-    plan = finish(stage, machine)
-    verify_stage(plan, machine)
-    return simulate(plan, inputs, seed=seed)
+    if not isinstance(stage, KernelPlan):
+        verify_stage(stage, machine)
+    proof = Proof(finish(stage, machine), machine)
+    return simulate(proof.plan, inputs, seed=seed)
 
 
 def replay_unproved(

@@ -16,10 +16,11 @@ from jax.core import Tracer
 
 from mkdsl.errors import LaunchError
 from mkdsl.lang.program import Program
+from mkdsl.lower.encode import Encoded
 from mkdsl.lower.hang import not_traceable, raise_if_hung
 from mkdsl.lower.ir import KernelPlan
 from mkdsl.lower.machine import check_runs
-from mkdsl.lower.pipeline import STAGES, encode_plan, run_passes
+from mkdsl.lower.pipeline import STAGES, run_passes
 from mkdsl.runtime.execute import (
     Choice,
     Executable,
@@ -213,7 +214,7 @@ class Lowered:
         if stage == "stablehlo":
             return self._jax_lowered().as_text()
         if stage == "words":
-            return _words_text(self.plan)
+            return _words_text(self._executable.proof(self.choice.machine).encoded)
         if stage == "kernel":
             check_runs(self.choice.machine)
             launcher = self._executable.launcher(self.choice.machine)
@@ -266,9 +267,8 @@ class Lowered:
         return stage.lower(lowering_platforms=tuple(self._platforms))
 
 
-def _words_text(plan: KernelPlan) -> str:
+def _words_text(encoded: Encoded) -> str:
     """The instructions of every SM, one a line, then its lists of waits."""
-    encoded = encode_plan(plan)
     lines: list[str] = []
     for sm, words in enumerate(encoded.words):
         lines.append(f"sm {sm}")

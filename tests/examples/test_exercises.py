@@ -14,7 +14,7 @@ NUMBERS = sorted(run.EXERCISES)
 # What the verifier says, what it says to do, and what happens without it.
 WORDS = {
     1: (
-        r"race: task t2 'z' .* reads what it writes, task t0 'y'",
+        r"race: task t2 'z' .* reads y\[.*, of which task t0 'y'",
         r"let t2 'wait e0>=2 resident'",
         r"race: task 'z' .* reads y",
     ),
@@ -39,7 +39,7 @@ WORDS = {
         r"ring_by_hand.py",
     ),
     6: (
-        r"race: task t1 's2' .* overwrites what it reads, task t0 'y'",
+        r"race: task t1 's2' .* writes s\[.*, of which task t0 'y'",
         r"let t1 'wait e0>=1 resident'",
         r"race: task 's2' .*, writes s",
     ),

@@ -13,7 +13,7 @@ from mkdsl.lower.fuse_events import fuse_events
 from mkdsl.lower.ir import Event, Schedule
 from mkdsl.lower.machine import simulated
 from mkdsl.lower.normalize import normalize
-from mkdsl.lower.pipeline import Options, compile_program, encode_plan
+from mkdsl.lower.pipeline import Options, compile_program, prove_program
 from mkdsl.lower.plan_pages import plan_pages
 from mkdsl.lower.verify_plan import verify_encoded
 from tests.lower import programs
@@ -40,9 +40,8 @@ def test_round_trip(data, graph):
     "make", [programs.mlp, programs.attention, programs.two_layers]
 )
 def test_programs_round_trip(make):
-    plan = compile_program(make(), simulated(3))
-    encoded = encode_plan(plan)
-    assert decode(encoded) == instructions(plan)
+    proof = prove_program(make(), simulated(3))
+    assert decode(proof.encoded) == instructions(proof.plan)
 
 
 def test_layout():
@@ -78,9 +77,8 @@ def test_a_number_beyond_32_bits_is_refused():
 
 
 def test_an_empty_queue_is_an_end():
-    plan = compile_program(programs.mlp(d=64, i=64), simulated(4))
-    encoded = encode_plan(plan)
-    assert () in decode(encoded)
+    proof = prove_program(programs.mlp(d=64, i=64), simulated(4))
+    assert () in decode(proof.encoded)
 
 
 @pytest.mark.parametrize(

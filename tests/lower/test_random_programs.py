@@ -21,7 +21,7 @@ from mkdsl.lower.ir import FETCH_GATES, GATES, EventGraph, Schedule, TaskGraph
 from mkdsl.lower.machine import simulated
 from mkdsl.lower.meetings import find_meetings
 from mkdsl.lower.normalize import normalize
-from mkdsl.lower.pipeline import compile_program, encode_plan
+from mkdsl.lower.pipeline import compile_program
 from mkdsl.lower.region_index import RegionIndex
 from mkdsl.lower.touches import common_shapes
 from mkdsl.lower.verify_accesses import verify_accesses
@@ -353,4 +353,3 @@ def test_what_the_compiler_makes_is_proved(program: Program, sms: int) -> None:
     machine = simulated(sms)
     plan = compile_program(program, machine)
     verify_schedule(plan.schedule, machine)
-    encode_plan(plan)

@@ -12,7 +12,7 @@ from mkdsl.lower.decompose import decompose
 from mkdsl.lower.dependences import find_dependences
 from mkdsl.lower.ir import DepSet, Need, Task, TaskGraph
 from mkdsl.lower.machine import H200
-from mkdsl.lower.verify_graph import verify_program, verify_tasks
+from mkdsl.lower.verify_graph import verify_needs, verify_program, verify_tasks
 from tests.lower.programs import attention, llama, mlp, two_layers
 
 
@@ -237,14 +237,14 @@ def test_a_run_that_is_interrupted_is_refused() -> None:
 
 def test_needs_point_to_lower_ids() -> None:
     g = find_dependences(graph())
-    verify_tasks(g)
+    verify_needs(g)
     own = (Need(0, "resident", "RAW"),)
     with pytest.raises(VerifyError, match=r"no set of lower ids"):
-        verify_tasks(replace(g, needs=(own, *g.needs[1:])))
+        verify_needs(replace(g, needs=(own, *g.needs[1:])))
     with pytest.raises(VerifyError, match=r"not ascending"):
-        verify_tasks(replace(g, dep_sets=(DepSet((2, 1)),)))
+        verify_needs(replace(g, dep_sets=(DepSet((2, 1)),)))
     with pytest.raises(VerifyError, match=r"len\(graph.needs\)=1"):
-        verify_tasks(replace(g, needs=g.needs[:1]))
+        verify_needs(replace(g, needs=g.needs[:1]))
 
 
 def test_argument_that_a_task_writes_is_refused() -> None:

@@ -10,7 +10,8 @@ from mkdsl.lower.encode import encode
 from mkdsl.lower.ir import KernelPlan, Task, Wait
 from mkdsl.lower.machine import simulated
 from mkdsl.lower.pipeline import compile_program
-from mkdsl.lower.verify_launch import verify_bounded, verify_launch
+from mkdsl.lower.proof import Proof
+from mkdsl.lower.verify_launch import verify_launch
 from tests.gpu.blocked import HANGS, waiter, without_waits
 from tests.lower import programs
 
@@ -24,38 +25,41 @@ def with_schedule(**changed: object) -> KernelPlan:
     return replace(PLAN, schedule=replace(PLAN.schedule, events=events))
 
 
-def refused(check, plan: KernelPlan, words: str) -> None:
+def refused(plan: KernelPlan, words: str, *, bounded: bool = False) -> None:
     with pytest.raises(VerifyError, match=re.escape(words)):
-        check(plan, encode(plan), MACHINE)
+        verify_launch(plan, MACHINE, bounded=bounded)
 
 
 def test_a_good_plan_passes_both():
-    for check in (verify_launch, verify_bounded):
-        check(PLAN, encode(PLAN), MACHINE)
+    for bounded in (False, True):
+        plan, encoded = verify_launch(PLAN, MACHINE, bounded=bounded)
+        assert plan is PLAN
+        assert encoded == encode(PLAN)
+
+
+def test_a_proof_is_taken_as_it_is(monkeypatch):
+    proof = Proof(PLAN, MACHINE)
+    # A debug build of a plan that is proved has nothing more to check.
+    monkeypatch.delattr("mkdsl.lower.verify_launch.verify_bounded")
+    monkeypatch.delattr("mkdsl.lower.proof.verify_accesses")
+    for bounded in (False, True):
+        plan, encoded = verify_launch(proof, simulated(1), bounded=bounded)
+        assert plan is PLAN
+        assert encoded is proof.encoded
 
 
 def test_a_plan_with_one_wait_removed_is_for_a_debug_build_alone():
     plan = without_waits(PLAN, TASK)
-    refused(verify_launch, plan, "race: task t")
-    verify_bounded(plan, encode(plan), MACHINE)
+    refused(plan, "race: task t")
+    assert verify_launch(plan, MACHINE, bounded=True) == (plan, encode(plan))
 
 
 @pytest.mark.parametrize("hang", HANGS)
 def test_a_plan_that_hangs_is_for_a_debug_build_alone(hang):
     plan = hang(PLAN)
-    refused(verify_launch, plan, "launch: ")
-    verify_bounded(plan, encode(plan), MACHINE)
-
-
-def test_a_graph_without_needs_proves_nothing():
-    graph = replace(PLAN.schedule.events.graph, needs=())
-    refused(verify_launch, with_schedule(graph=graph), "nothing can be proved")
-
-
-def test_more_queues_than_sms_are_refused():
-    encoded = encode(PLAN)
-    with pytest.raises(VerifyError, match="3 queues but simulated2 has 2 SMs"):
-        verify_launch(PLAN, encoded, simulated(2))
+    with pytest.raises(VerifyError, match=r"deadlock|signals e-1 but is a member"):
+        verify_launch(plan, MACHINE)
+    verify_launch(plan, MACHINE, bounded=True)
 
 
 def test_an_event_that_does_not_exist_is_no_address():
@@ -64,33 +68,25 @@ def test_an_event_that_does_not_exist_is_no_address():
         waits = list(PLAN.schedule.events.waits)
         waits[TASK] = (Wait(event, 1, "resident"),)
         refused(
-            verify_bounded, with_schedule(waits=tuple(waits)), f"no event e{event} of"
+            with_schedule(waits=tuple(waits)), f"no event e{event} of", bounded=True
         )
     signals = (count, *PLAN.schedule.events.signals[1:])
-    refused(verify_bounded, with_schedule(signals=signals), f"no event e{count} of")
+    refused(with_schedule(signals=signals), f"no event e{count} of", bounded=True)
 
 
 def test_a_task_that_does_not_exist_is_refused():
     queues = ((-1,), *PLAN.schedule.queues[1:])
     plan = replace(PLAN, schedule=replace(PLAN.schedule, queues=queues))
-    refused(verify_bounded, plan, "no task t-1: there are")
+    refused(plan, "no task t-1: there are", bounded=True)
 
 
 def test_a_task_outside_of_its_grid_is_refused():
     graph = PLAN.schedule.events.graph
     tasks = (Task(0, 0, (10**6,)), *graph.tasks[1:])
     plan = with_schedule(graph=replace(graph, tasks=tasks))
-    refused(verify_bounded, plan, "is outside grid")
+    refused(plan, "is outside grid", bounded=True)
 
 
 def test_a_ring_that_would_block_is_refused():
     """Waits at barriers of an SM are not bounded: what keeps them moving is checked."""
-    refused(verify_bounded, replace(PLAN, ring=1), "the ring needs 2 pages")
-
-
-def test_wrong_words_are_refused():
-    encoded = encode(PLAN)
-    words = ((*encoded.words[0][:1], 7, *encoded.words[0][2:]), *encoded.words[1:])
-    for check in (verify_launch, verify_bounded):
-        with pytest.raises(VerifyError, match="layer 7, not 0"):
-            check(PLAN, replace(encoded, words=words), MACHINE)
+    refused(replace(PLAN, ring=1), "the ring needs 2 pages", bounded=True)

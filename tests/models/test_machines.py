@@ -9,7 +9,7 @@ import mkdsl as mk
 from mkdsl.errors import PlanError
 from mkdsl.lower.ir import KernelPlan
 from mkdsl.lower.machine import H200, RTX_4090, Machine, simulated
-from mkdsl.lower.pipeline import compile_program, encode_plan
+from mkdsl.lower.pipeline import compile_program
 from models.decode import DecodeStep, argument_shapes
 from models.registry import SHAPES
 from tests.tiny_llama import TINY, example
@@ -35,7 +35,6 @@ def test_llama_1b_is_planned_and_proved(batch: int) -> None:
     assert plan.smem_bytes <= 99 * 1024
     assert plan.page_bytes == RTX_4090.page_bytes
     assert len(plan.schedule.queues) == 128
-    encode_plan(plan)
     # Whole, its tasks would be 32 for 128 SMs. What reads x may not be split at batch
     # 1: others read the same array in pieces.
     assert modes(plan, "down") == {"partial", "combine"}

@@ -7,7 +7,7 @@ plan made anew where the mutant is for another program). Else it is a false acce
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from random import Random
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from mkdsl.errors import MkdslError, PlanError, VerifyError
 from mkdsl.lower.ir import KernelPlan
 from mkdsl.lower.machine import Machine
-from mkdsl.lower.pipeline import PASSES, encode_plan
+from mkdsl.lower.proof import Proof
 from tests.mutation.bases import Base, bases, compiled, run
 from tests.mutation.mutants import MUTATIONS, Mutant
 
@@ -23,30 +23,10 @@ from tests.mutation.mutants import MUTATIONS, Mutant
 SEEDS = 20
 
 
-def verify(plan: KernelPlan, machine: Machine) -> None:
-    """Every check that stands before a launch, on one plan.
-
-    Raises:
-        VerifyError: the plan is not proved.
-    """
-    graph = plan.schedule.events.graph
-    values = {
-        "program": graph.program,
-        "tasks": replace(graph, dep_sets=(), needs=()),
-        "dependences": graph,
-        "elided": plan.schedule,
-        "pages": plan,
-    }
-    for step in PASSES:
-        if step.stage in values:
-            step.verify(values[step.stage], machine)
-    encode_plan(plan)
-
-
 def refusal(mutant: Mutant, machine: Machine) -> str:
     """Why the verifier refuses a mutant, or nothing."""
     try:
-        verify(mutant.plan, machine)
+        Proof(mutant.plan, machine)
     except (VerifyError, PlanError) as error:
         return str(error)
     return ""
@@ -91,7 +71,7 @@ def expected_of(base: Base, mutant: Mutant) -> Sequence[np.ndarray] | None:
         return base.expected
     try:
         plan = compiled(mutant.program, base.machine, base.options, base.waits)
-        verify(plan, base.machine)
+        Proof(plan, base.machine)
     except MkdslError:
         return None
     return run(plan, base.inputs, 0)

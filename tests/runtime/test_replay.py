@@ -41,7 +41,7 @@ def test_the_verifier_speaks_first_and_the_simulator_shows_it():
     assert RACE != TEXTS["pages"]
     with pytest.raises(mk.VerifyError, match=r"race: task t\d+ 'down'") as error:
         mk.replay(RACE, INPUTS, PROGRAM)
-    assert error.value.stage == "schedule"
+    assert error.value.stage == "accesses"
     with pytest.raises(mk.VerifyError, match="race: task 'down'") as error:
         replay_unproved(RACE, INPUTS, PROGRAM, seed=7)
     assert error.value.stage == "simulate"

@@ -33,14 +33,15 @@ from mkdsl.lower.emit.physical import from_physical, to_physical
 from mkdsl.lower.emit.storer import storer
 from mkdsl.lower.emit.sync import Counters
 from mkdsl.lower.emit.timestamps import STAMPS
-from mkdsl.lower.encode import BLOCK_WORDS, Encoded, encode
+from mkdsl.lower.encode import BLOCK_WORDS
 from mkdsl.lower.hang import REPORT_WORDS, ROLES, not_traceable, raise_if_hung
 from mkdsl.lower.ir import MOST_BLOCKS, KernelPlan
 from mkdsl.lower.layout import plan_layouts
 from mkdsl.lower.machine import H200, Machine
 from mkdsl.lower.pages import round_up
 from mkdsl.lower.pieces import buffers_in_pieces
-from mkdsl.lower.verify_launch import verify_bounded, verify_launch
+from mkdsl.lower.proof import Proof
+from mkdsl.lower.verify_launch import verify_launch
 
 Array = Any
 Ref = Any
@@ -69,10 +70,10 @@ class Launcher:
     """A planned program as a function of arrays.
 
     Args:
-        plan: a plan, which is proved here (again), or refused.
+        plan: a proof; or a plan, which is proved here, or refused.
         interpret: Pallas interpreter parameters, to run on a CPU: one SM, without
             device counters.
-        machine: what the plan is for.
+        machine: what a plan without a proof is for.
         timestamps: also write the time of every step, see `run`.
         debug: bound every wait. A call that hangs then raises a HangError, and
             what makes other plans unproved is let through: their waits give up.
@@ -84,7 +85,7 @@ class Launcher:
 
     def __init__(
         self,
-        plan: KernelPlan,
+        plan: KernelPlan | Proof,
         interpret: Any = None,
         *,
         machine: Machine = H200,
@@ -96,6 +97,7 @@ class Launcher:
                 "a debug build bounds waits, and the interpreter has none",
                 hint="leave out debug=True: there an SM does one task after another",
             )
+        plan, self.encoded = verify_launch(plan, machine, bounded=debug)
         graph = plan.schedule.events.graph
         self.plan, self.interpret = plan, interpret
         self.timestamps, self.debug = timestamps, debug
@@ -108,8 +110,6 @@ class Launcher:
             code_of(i, k, self.layouts, plan.page_bytes, pieced)
             for i, k in enumerate(graph.kinds)
         ]
-        self.encoded: Encoded = encode(plan)
-        (verify_bounded if debug else verify_launch)(plan, self.encoded, machine)
         self.offsets, self.scalar_count = self._scalar_table()
         used = [b for b in graph.buffers if b.name in self.layouts]
         self.inputs = [b for b in used if b.role == "input"]
@@ -378,7 +378,7 @@ def _access_reads(access: Access) -> Iterator[str]:
 
 
 def build(
-    plan: KernelPlan,
+    plan: KernelPlan | Proof,
     interpret: Any = None,
     *,
     machine: Machine = H200,
@@ -390,5 +390,6 @@ def build(
         PlanError: a stream is no operand of the tensor cores.
         VerifyError: the plan is not proved.
     """
-    check_streams(plan.schedule.events.graph.program)
+    schedule = (plan.plan if isinstance(plan, Proof) else plan).schedule
+    check_streams(schedule.events.graph.program)
     return Launcher(plan, interpret, machine=machine, debug=debug)
