@@ -5,7 +5,8 @@ dtypes; the values of arguments never matter.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from mkdsl.lower.encode import Encoded
 from mkdsl.lower.hang import not_traceable, raise_if_hung
 from mkdsl.lower.ir import KernelPlan
 from mkdsl.lower.machine import check_runs
-from mkdsl.lower.pipeline import STAGES, run_passes
+from mkdsl.lower.pipeline import STAGES, Options, compile_program, run_passes
 from mkdsl.runtime.execute import (
     Choice,
     Executable,
@@ -30,6 +31,8 @@ from mkdsl.runtime.execute import (
 )
 from mkdsl.runtime.interpret_program import count_dropped, write_scalars
 from mkdsl.runtime.pictures import draw_stage
+from mkdsl.runtime.timeline import Timeline, from_stamps
+from mkdsl.runtime.virtual_time import simulate_stamps
 
 if TYPE_CHECKING:
     from mkdsl.lower.emit.kernel import Launcher
@@ -242,6 +245,22 @@ class Lowered:
         e = self._executable
         made = run_passes(e.program, self.choice.machine, e.options)
         draw_stage(stage, {one.name: one.value for one in made}, Path(path))
+
+    def timeline(
+        self, scalars: Mapping[str, Any] | None = None, *, coarse: bool = False
+    ) -> Timeline:
+        """When every task runs, on the clock of the simulator (virtual_time.py).
+
+        Args:
+            scalars: integer inputs by name, e.g. lengths; others are 0.
+            coarse: of the same tasks where each waits for whole calls.
+        """
+        e, machine = self._executable, self.choice.machine
+        plan = self.plan
+        if coarse:
+            options = replace(e.options or Options(), coarse=True)
+            plan = compile_program(e.program, machine, options)
+        return from_stamps(plan, simulate_stamps(plan, machine, scalars), "simulator")
 
     def compile(self) -> "Compiled":
         """Compile for the device."""

@@ -10,7 +10,8 @@ Both come from stamps (lower/stamps.py): the kernel writes them with
     wait     for an event: a task of another SM (or of another role) is not done
     load     operands or pages are on their way
     compute  the body
-    store    results leave, and the signal is released
+    store    results leave, and the signal is released; of a consumer, it waits for
+             the results before these to leave
 
 Spans of one role of an SM never overlap; the gaps are time in which it had nothing to
 do. The consumer's spans are those that matter: it waits with its activation loader, so
@@ -38,6 +39,7 @@ from mkdsl.lower.stamps import (
     LANDED,
     SIGNALLED,
     STAMPS,
+    STORED,
     WAITED,
 )
 from mkdsl.runtime.agents import ROLES, Role
@@ -241,6 +243,7 @@ class _Reached:
 
     def __init__(self, plan: KernelPlan, times: Times) -> None:
         self.events = plan.schedule.events
+        self.staging_slots = plan.staging_slots
         signalled = {
             task: int(times[sm, i, SIGNALLED])
             for sm, queue in enumerate(plan.schedule.queues)
@@ -351,6 +354,10 @@ def _consumer(run: TaskRun, i: int, times: Times, reached: _Reached) -> Iterator
     if min(began, ended) >= 0:
         yield "compute", run.landed_ns, began, None
         yield "load", began, ended, None
+        # Results need a staging slot: its last user may not have left yet.
+        user = i - reached.staging_slots
+        if user >= 0:
+            yield "store", ended, int(times[user, STORED]), None
     yield "compute", run.landed_ns, run.computed_ns, None
 
 

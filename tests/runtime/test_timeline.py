@@ -200,6 +200,19 @@ def test_a_hand_off_takes_what_the_machine_says() -> None:
     assert second.computed_ns == second.landed_ns + 100
 
 
+def test_results_wait_for_the_slot_of_those_before() -> None:
+    """Bodies take 120 and signals 1000: the third results wait for the storer."""
+    slow = replace(ROUND, signal_ns=1000.0, read_bytes_per_s=2e15)
+    plan = plan_of(mlp(2, 64, 192), sms=1)
+    timeline = timed(plan, slow)
+    assert plan.staging_slots == 1
+    # The storer takes the second at 1120, and only then its slot is free for the third.
+    third = plan.schedule.queues[0][2]
+    assert timeline.runs[third].computed_ns == 1120
+    held = [s for s in timeline.spans if (s.role, s.cause) == (CONSUMER, "store")]
+    assert next((s.task, s.end_ns) for s in held) == (third, 1120)
+
+
 def test_extents_are_those_of_the_scalars() -> None:
     plan = plan_of(decode(), sms=2)
     empty, full = timed(plan, lengths=0), timed(plan, lengths=256)
