@@ -10,11 +10,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mkdsl.cli.common import UsageError, decode_step, positive
+from mkdsl.cli.show import add_show
 from mkdsl.errors import MkdslError
-from mkdsl.lower.machine import MACHINES, Machine, simulated
+from mkdsl.lower.machine import MACHINES
 from mkdsl.lower.pipeline import compile_program
 from mkdsl.runtime.execute import IMPLEMENTATIONS, default_platform
-from mkdsl.runtime.stages import TEXTS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,10 +23,6 @@ if TYPE_CHECKING:
 PROMPT = "The capital of France is"
 PACKAGED = "gemma-3-270m"
 DTYPES = ("float32", "bfloat16")
-
-
-class UsageError(Exception):
-    """What the user gave cannot be used; the text says why."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -94,21 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_run_arguments(logits)
 
-    show = commands.add_parser("show", help="print a stage of the compiler")
-    show.set_defaults(run=_show)
-    show.add_argument(
-        "--model", required=True, help="a checkpoint folder, or the name of a shape"
-    )
-    show.add_argument("--stage", default="program", choices=TEXTS)
-    show.add_argument("--batch", type=_positive, default=1, help="default: 1")
-    show.add_argument(
-        "--max-length", type=_positive, default=2048, help="of the cache (2048)"
-    )
-    machines = [*(m.name for m in MACHINES), "simulated"]
-    show.add_argument("--machine", default=machines[0], choices=machines)
-    show.add_argument(
-        "--logits", action="store_true", help="the step that gives scores, not tokens"
-    )
+    add_show(commands)
     return parser
 
 
@@ -123,7 +106,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 def _add_text_arguments(parser: argparse.ArgumentParser, max_tokens: int) -> None:
     parser.add_argument(
         "--max-tokens",
-        type=_positive,
+        type=positive,
         default=max_tokens,
         help=f"default: {max_tokens}",
     )
@@ -141,13 +124,6 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not positive")
-    return value
-
-
 def _dtype(args: argparse.Namespace) -> str:
     return args.dtype or ("bfloat16" if default_platform() == "cuda" else "float32")
 
@@ -159,7 +135,7 @@ def _demo(args: argparse.Namespace) -> None:
     args.model = PACKAGED
     _generate(args)
     machine = MACHINES[0]
-    step, shapes = _step(PACKAGED, 1, 2048, machine, logits=False)
+    step, shapes = decode_step(PACKAGED, 1, 2048, machine, logits=False)
     program = step.kernel.trace(*shapes).program
     print(f"\nThe same step as one kernel, planned for an {machine.device_kind}:")
     compile_program(program, machine, dump=lambda stage: print(f"  {stage}"))
@@ -239,44 +215,7 @@ def _read_ids(path: Path, vocabulary: int) -> "np.ndarray[Any, Any]":
     return ids.astype(np.int32)
 
 
-def _show(args: argparse.Namespace) -> None:
-    machines = {m.name: m for m in MACHINES} | {"simulated": simulated()}
-    machine = machines[args.machine]
-    step, shapes = _step(
-        args.model, args.batch, args.max_length, machine, logits=args.logits
-    )
-    platform = "cuda" if machine.runs_kernel else "cpu"
-    print(step.kernel.lower(*shapes, platforms=(platform,)).as_text(args.stage), end="")
-
-
 # -------------------------------------------------------------------------- pieces
-
-
-def _step(
-    model: str, batch: int, max_length: int, machine: Machine, *, logits: bool
-) -> tuple[Any, Any]:
-    """The decode step of a model for a machine that need not be here, and the shapes
-    of its arguments."""
-    from models.decode import DecodeStep, argument_shapes
-    from models.registry import SHAPES, read_config
-
-    if model in SHAPES:
-        config = SHAPES[model]
-    elif Path(model).is_dir():
-        config = read_config(model)
-    else:
-        raise UsageError(
-            f"--model: {model} is no folder, and no shape: {', '.join(SHAPES)}"
-        )
-    step = DecodeStep(
-        config,
-        batch,
-        max_length,
-        logits=logits,
-        implementation="mosaic_gpu" if machine.runs_kernel else "simulate",
-        machine=machine,
-    )
-    return step, argument_shapes(config, batch, max_length)
 
 
 def _folder(model: str) -> Path:

@@ -99,7 +99,7 @@ def test_an_implementation_that_cannot_run(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_an_error_of_ours_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mkdsl.__main__._show", lambda args: 1 / 0)
+    monkeypatch.setattr("mkdsl.cli.show.run", lambda args: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         run("show", "--model", MODEL)
 

@@ -1,0 +1,80 @@
+"""What several commands share: the decode step that the user names."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from mkdsl.lower.machine import MACHINES, Machine, simulated
+
+MACHINE_NAMES = (*(m.name for m in MACHINES), "simulated")
+# Commands of a parser; argparse has no public type for them.
+Commands = Any
+
+
+class UsageError(Exception):
+    """What the user gave cannot be used; the text says why."""
+
+
+def positive(text: str) -> int:
+    """An argument that counts something."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not positive")
+    return value
+
+
+def machine_named(name: str) -> Machine:
+    """The machine that the user means."""
+    return {m.name: m for m in MACHINES}.get(name) or simulated()
+
+
+def add_step_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which decode step, of which model, for which machine."""
+    parser.add_argument(
+        "--model", required=True, help="a checkpoint folder, or the name of a shape"
+    )
+    parser.add_argument("--batch", type=positive, default=1, help="default: 1")
+    parser.add_argument(
+        "--max-length", type=positive, default=2048, help="of the cache (2048)"
+    )
+    parser.add_argument("--machine", default=MACHINE_NAMES[0], choices=MACHINE_NAMES)
+    parser.add_argument(
+        "--logits", action="store_true", help="the step that gives scores, not tokens"
+    )
+
+
+def lowered_step(args: argparse.Namespace) -> Any:
+    """The decode step of the arguments, lowered for their machine."""
+    machine = machine_named(args.machine)
+    step, shapes = decode_step(
+        args.model, args.batch, args.max_length, machine, logits=args.logits
+    )
+    platform = "cuda" if machine.runs_kernel else "cpu"
+    return step.kernel.lower(*shapes, platforms=(platform,))
+
+
+def decode_step(
+    model: str, batch: int, max_length: int, machine: Machine, *, logits: bool
+) -> tuple[Any, Any]:
+    """The decode step of a model for a machine that need not be here, and the shapes
+    of its arguments."""
+    from models.decode import DecodeStep, argument_shapes
+    from models.registry import SHAPES, read_config
+
+    if model in SHAPES:
+        config = SHAPES[model]
+    elif Path(model).is_dir():
+        config = read_config(model)
+    else:
+        raise UsageError(
+            f"--model: {model} is no folder, and no shape: {', '.join(SHAPES)}"
+        )
+    step = DecodeStep(
+        config,
+        batch,
+        max_length,
+        logits=logits,
+        implementation="mosaic_gpu" if machine.runs_kernel else "simulate",
+        machine=machine,
+    )
+    return step, argument_shapes(config, batch, max_length)
