@@ -1,6 +1,7 @@
-"""The command line: `python -m mkdsl demo | generate | logits | show`.
+"""The command line: `python -m mkdsl COMMAND`, see `--help`.
 
-The models of this repository use mkdsl as anyone would; only this file knows of them.
+The models of this repository use mkdsl as anyone would; only this file and those of
+cli/ know of them.
 """
 
 import argparse
@@ -11,7 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mkdsl.cli.common import UsageError, decode_step, positive
+from mkdsl.cli.estimate import add_estimate
 from mkdsl.cli.show import add_show
+from mkdsl.cli.timeline import add_timeline
 from mkdsl.errors import MkdslError
 from mkdsl.lower.machine import MACHINES
 from mkdsl.lower.pipeline import compile_program
@@ -92,6 +95,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_run_arguments(logits)
 
     add_show(commands)
+    add_estimate(commands)
+    add_timeline(commands)
     return parser
 
 

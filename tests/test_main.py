@@ -114,7 +114,9 @@ def test_show(capsys: pytest.CaptureFixture[str], stage: str, machine: str) -> N
     assert "\nbuffer params.embed: bf16[512, 128] input" in text
 
 
-@pytest.mark.parametrize("command", ["demo", "generate", "logits", "show"])
+@pytest.mark.parametrize(
+    "command", ["demo", "generate", "logits", "show", "estimate", "timeline"]
+)
 def test_help(capsys: pytest.CaptureFixture[str], command: str) -> None:
     with pytest.raises(SystemExit) as end:
         run(command, "--help")

@@ -43,6 +43,26 @@ def add_step_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_context(parser: argparse.ArgumentParser) -> None:
+    """How much of the cache is filled."""
+    parser.add_argument(
+        "--context", type=positive, default=1024, help="positions cached (1024)"
+    )
+
+
+def check_context(args: argparse.Namespace) -> None:
+    """Refuse more positions than the cache has.
+
+    Raises:
+        UsageError: it has fewer.
+    """
+    if args.context > args.max_length:
+        raise UsageError(
+            f"--context: {args.context} positions do not fit in a cache of "
+            f"{args.max_length}; give a larger --max-length"
+        )
+
+
 def lowered_step(args: argparse.Namespace) -> Any:
     """The decode step of the arguments, lowered for their machine."""
     machine = machine_named(args.machine)
