@@ -56,10 +56,12 @@ def turn(x: Array, angle: Array, half: int) -> Array:
     return x * jnp.cos(angle) + other * jnp.sin(angle)
 
 
-def merge(a: Tree, b: Tree) -> Tree:
-    """Join (largest score, sum of weights, weighted values) of two ranges of keys."""
+def merge(a: Tree, b: Tree, scale: float) -> Tree:
+    """Join (largest product, sum of weights, weighted values) of two ranges of keys."""
     top = jnp.maximum(a[0], b[0])
-    x, y = (jnp.where(c[0] == -jnp.inf, 0.0, jnp.exp(c[0] - top)) for c in (a, b))
+    x, y = (
+        jnp.where(c[0] == -jnp.inf, 0.0, jnp.exp((c[0] - top) * scale)) for c in (a, b)
+    )
     return top, a[1] * x + b[1] * y, a[2] * x + b[2] * y
 
 
@@ -77,18 +79,19 @@ def project(x, gain, bias, w, b, position, frequency, *, half):
 def attend(q: Array, k: Array, v: Array, k_new: Array, v_new: Array) -> Array:
     """q, k_new, v_new [1, D], cached k, v [S, D] -> [1, D]."""
     scale = q.shape[-1] ** -0.5
+    join = partial(merge, scale=scale)
 
     def block(carry: Tree, kv: tuple[Array, ...], valid: Array) -> Tree:
-        scores = jnp.where(valid, mk.dot(q, kv[0]) * scale, -jnp.inf)
-        top = jnp.max(scores, axis=-1, keepdims=True)
-        p = jnp.exp(scores - top)
+        products = jnp.where(valid, mk.dot(q, kv[0]), -jnp.inf)
+        top = jnp.max(products, axis=-1, keepdims=True)
+        p = jnp.exp((products - top) * scale)
         values = mk.dot(p.astype(q.dtype), kv[1].T)
-        return merge(carry, (top, jnp.sum(p, axis=-1, keepdims=True), values))
+        return join(carry, (top, jnp.sum(p, axis=-1, keepdims=True), values))
 
-    own = jnp.sum(q.astype(F32) * k_new.astype(F32), axis=-1, keepdims=True) * scale
+    own = jnp.sum(q.astype(F32) * k_new.astype(F32), axis=-1, keepdims=True)
     start = own, jnp.ones_like(own), v_new.astype(F32)
     none = jnp.full_like(own, -jnp.inf), own * 0, jnp.zeros(q.shape, F32)
-    _, total, out = mk.fold(block, start, (k, v), block=64, merge=merge, identity=none)
+    _, total, out = mk.fold(block, start, (k, v), block=64, merge=join, identity=none)
     return (out / total).astype(q.dtype)
 
 
@@ -104,7 +107,7 @@ def up(x: Array, gain: Array, bias: Array, w: Array, b: Array) -> Array:
 
 
 @mk.task
-def join(x: Array, a: Array, u: Array, out: Array, down: Array, b: Array) -> Array:
+def add(x: Array, a: Array, u: Array, out: Array, down: Array, b: Array) -> Array:
     return (x.astype(F32) + mk.dot(a, out) + mk.dot(u, down) + b).astype(x.dtype)
 
 
@@ -156,7 +159,7 @@ def parallel_block(
     )(x, p["gain2"], p["bias2"], p["up"], p["up_bias"])
     both = weight(rows, wide), weight(rows, m.inner)
     x = mk.call(
-        join,
+        add,
         grid=(mk.cdiv(m.hidden, rows),),
         in_specs=(tile, mk.whole, mk.whole, *both, part),
         out_specs=tile,

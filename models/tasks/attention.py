@@ -1,5 +1,6 @@
 """Decode attention over a cache at run-time lengths, as a fold of online softmax."""
 
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,15 +12,15 @@ Carry = tuple[Array, Array, Array]
 LOG2_E = 1.4426950408889634
 
 
-def _weight(m: Array, new: Array) -> Array:
-    """exp2(m - new), 0 where nothing was seen (m = -inf), never NaN."""
-    return jnp.where(m == -jnp.inf, 0.0, jnp.exp2(m - new))
+def _weight(m: Array, new: Array, factor: float) -> Array:
+    """exp2((m - new) * factor), 0 where nothing was seen (m = -inf), never NaN."""
+    return jnp.where(m == -jnp.inf, 0.0, jnp.exp2((m - new) * factor))
 
 
-def merge(a: Carry, b: Carry) -> Carry:
+def merge(a: Carry, b: Carry, factor: float) -> Carry:
     """Join the softmax states (max, sum, weighted values) of two ranges of keys."""
     new = jnp.maximum(a[0], b[0])
-    x, y = _weight(a[0], new), _weight(b[0], new)
+    x, y = _weight(a[0], new, factor), _weight(b[0], new, factor)
     return new, a[1] * x + b[1] * y, a[2] * x + b[2] * y
 
 
@@ -35,25 +36,30 @@ def softmax_state(
 ) -> Carry:
     """Softmax state of queries over the new token and the cached ones.
 
+    The maximum is that of products before they are scaled: subtracted first, it leaves
+    an exact 0 of the largest. Scaled first, a fused multiply-subtract would leave what
+    was rounded off, which is no small number where scores are large.
+
     q: [G, D], k, v: [S, D] streamed, k_new, v_new: [1, D]
-    -> max [G, 1], sum [G, 1], values [G, D], float32, in base 2.
+    -> max [G, 1], sum [G, 1], values [G, D], float32.
     """
     f32, factor = jnp.float32, scale * LOG2_E
 
     def step(carry: Carry, kv: tuple[Array, ...], valid: Array) -> Carry:
         m, total, acc = carry
-        scores = jnp.where(valid, mk.dot(q, kv[0]) * factor, -jnp.inf)
-        new = jnp.maximum(m, jnp.max(scores, axis=-1, keepdims=True))
-        p = jnp.exp2(scores - new)
-        old = _weight(m, new)
+        products = jnp.where(valid, mk.dot(q, kv[0]), -jnp.inf)
+        new = jnp.maximum(m, jnp.max(products, axis=-1, keepdims=True))
+        p = jnp.exp2((products - new) * factor)
+        old = _weight(m, new, factor)
         total = total * old + jnp.sum(p, axis=-1, keepdims=True)
         return new, total, acc * old + mk.dot(p.astype(q.dtype), kv[1].T)
 
     zero = jnp.zeros((q.shape[0], 1), f32)
-    score = jnp.sum(q.astype(f32) * k_new.astype(f32), axis=-1, keepdims=True) * factor
-    init = score, zero + 1.0, jnp.broadcast_to(v_new.astype(f32), q.shape)
+    product = jnp.sum(q.astype(f32) * k_new.astype(f32), axis=-1, keepdims=True)
+    init = product, zero + 1.0, jnp.broadcast_to(v_new.astype(f32), q.shape)
     nothing = zero - jnp.inf, zero, jnp.zeros(q.shape, f32)
-    return mk.fold(step, init, (k, v), block=block, merge=merge, identity=nothing)
+    join = partial(merge, factor=factor)
+    return mk.fold(step, init, (k, v), block=block, merge=join, identity=nothing)
 
 
 @mk.task

@@ -1,6 +1,6 @@
 """One step of attention over a cache: the program of models/, and float64 by loops."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -56,6 +56,27 @@ def inputs(
     return Inputs(*arrays, lengths)
 
 
+def low_scores(size: float, far: float, dtype: Any) -> Inputs:
+    """Every score is lower than what others write for "masked".
+
+    Args:
+        size: One score of a row is about -size times the root of the features.
+        far: How many times lower all others are; 1 for the same.
+    """
+    lengths = (0, 5, 64, 191)
+    x = inputs(2, 1, 64, lengths, 192, dtype)
+    top = jnp.array(lengths) // 2
+    slot = jnp.arange(192) == top[:, None]
+    old = jnp.where(slot[:, None, :, None], -size, -far * size)
+    new = jnp.where(top == 0, -size, -far * size)[:, None, None]
+    return replace(
+        x,
+        q=x.q * 0 + 1,
+        k=(x.k * 0 + new).astype(dtype),
+        k_old=jnp.where(jnp.isnan(x.k_old), jnp.nan, old).astype(dtype),
+    )
+
+
 def attend(
     x: Inputs,
     implementation: Any,
@@ -83,7 +104,18 @@ def megakernel(
     scale: float | None = None,
     machine: Any = None,
 ) -> Any:
-    """The program as a function of (q, k, v, cache)."""
+    """`program` as a function of (q, k, v, cache)."""
+    splits = (("attend", parts),) if parts > 1 else ()
+    return mk.megakernel(
+        program(x, window, scale),
+        implementation=implementation,
+        machine=machine,
+        options=Options(decompose=DecomposeOptions(split=False, splits=splits)),
+    )
+
+
+def program(x: Inputs, window: int | None = None, scale: float | None = None) -> Any:
+    """(q, k, v, cache) -> (`Step.attend` of them, the longer cache), to be traced."""
     batch, heads, dim = x.q.shape
     config = LlamaConfig(
         vocab_size=64,
@@ -104,13 +136,7 @@ def megakernel(
     def attention(q: Array, k: Array, v: Array, cache: KVCache) -> Any:
         return step.attend(q, k, v, cache, 0, scale=scale, window=window)
 
-    splits = (("attend", parts),) if parts > 1 else ()
-    return mk.megakernel(
-        attention,
-        implementation=implementation,
-        machine=machine,
-        options=Options(decompose=DecomposeOptions(split=False, splits=splits)),
-    )
+    return attention
 
 
 def exact(

@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 
 from models.reference import Past, attention
-from tests.gpu.attending import Inputs, attend, exact, inputs, megakernel
+from tests.gpu.attending import (
+    Inputs,
+    attend,
+    exact,
+    inputs,
+    low_scores,
+    megakernel,
+)
 from tests.tiers import first_quick
 
 Array = Any
@@ -112,15 +119,12 @@ def test_a_window_includes_the_current_token(
 
 @everywhere
 @pytest.mark.parametrize("parts", first_quick([3, 1]))
+@pytest.mark.parametrize("far", first_quick([1.0, 2.0]))
 @pytest.mark.parametrize("size", first_quick([1e31, 1e3]))
 def test_no_score_is_below_the_mask(
-    size: float, parts: int, implementation: Any, dtype: Any
+    size: float, far: float, parts: int, implementation: Any, dtype: Any
 ) -> None:
-    """All scores are the same, and lower than what others write for "masked"."""
-    x = inputs(2, 1, 64, (0, 5, 64, 191), 192, dtype)
-    one = jnp.ones((), dtype)
-    old = jnp.where(jnp.isnan(x.k_old), jnp.nan, -size * one).astype(dtype)
-    x = replace(x, q=x.q * 0 + 1, k=(x.k * 0 - size).astype(dtype), k_old=old)
+    x = low_scores(size, far, dtype)
     agrees(attend(x, implementation, parts=parts)[0], x, dtype)
 
 
