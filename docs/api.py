@@ -3,8 +3,8 @@
     python -m docs.api            print the page
     python -m docs.api --write    put it into docs/api.md
 
-The page is what `mkdsl.__all__` has, in groups, with the signatures and docstrings of the
-code: to change it, change those.
+The page is what `mkdsl.__all__` has, in groups, with the signatures and docstrings of
+the code: to change it, change those.
 """
 
 import argparse
@@ -39,8 +39,9 @@ GROUPS = {
 RESULTS = (Megakernel, stages.Traced, stages.Lowered, stages.Compiled)
 HEAD = """# API
 
-Made from the docstrings by `python -m docs.api --write`; do not edit. `import mkdsl as mk`.
-How to use them: [tutorial](tutorial.md), [writing a task](writing_a_task.md).
+Made from the docstrings by `python -m docs.api --write`; do not edit.
+`mk` is `mkdsl`. How to use it:
+[tutorial](tutorial.md), [writing a task](writing_a_task.md).
 """
 
 

@@ -15,6 +15,7 @@ import doctest
 import io
 import os
 import re
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -94,18 +95,39 @@ def _console(block: Block, where: str) -> None:
         command, _, wanted = part.partition("\n")
         words = command.split(" #")[0].split()
         assert words[0] == "python", f"{where}: {command!r} cannot be run here"
-        done = subprocess.run(
-            [sys.executable, *words[1:]],
-            cwd=ROOT,
-            env=os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"},
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-            check=False,
-        )
-        assert done.returncode == 0, f"{where}: {command}\n{done.stderr}"
+        found = _script(words[1:]) if words[1].endswith(".py") else _command(words[1:])
         if wanted.strip():
-            _compare(wanted, done.stdout, where)
+            _compare(wanted, found, where)
+
+
+def _script(words: list[str]) -> str:
+    """What a script of this repository prints, run here: imports are there already."""
+    stream, path, argv = io.StringIO(), sys.path[:], sys.argv
+    sys.argv, sys.path[0:0] = words, [str((ROOT / words[0]).parent)]
+    try:
+        with contextlib.redirect_stdout(stream):
+            runpy.run_path(str(ROOT / words[0]), run_name="__main__")
+    except SystemExit as end:
+        if end.code:
+            raise AssertionError(f"{words} ends with {end.code}") from end
+    finally:
+        sys.argv, sys.path[:] = argv, path
+    return stream.getvalue()
+
+
+def _command(words: list[str]) -> str:
+    """What `python ..` prints."""
+    done = subprocess.run(
+        [sys.executable, *words],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, f"{words}\n{done.stderr}"
+    return done.stdout
 
 
 def _compare(wanted: str, found: str, where: str) -> None:

@@ -75,7 +75,8 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("shown", ["5", "...", "a 5"])
 def test_an_output_is_compared(page: Path, shown: str) -> None:
-    text = f"```python\nx = 2\n```\n```python\nprint(x + 3)\n```\n```output\n{shown}\n```\n"
+    blocks = ("python", "x = 2"), ("python", "print(x + 3)"), ("output", shown)
+    text = "".join(f"```{language}\n{code}\n```\n" for language, code in blocks)
     if shown == "a 5":
         with pytest.raises(AssertionError, match=r"page.md:8 shows\na 5"):
             run_blocks(write(page, text))
@@ -97,11 +98,19 @@ def test_a_command_is_run(page: Path) -> None:
         run_blocks(write(page, "```console\n$ make demo\n```\n"))
 
 
+def test_a_script_is_run_with_its_arguments(page: Path) -> None:
+    code = "import sys", "print(sys.argv[1])", "sys.exit(len(sys.argv) - 2)"
+    (page / "x.py").write_text("\n".join(code))
+    run_blocks(write(page, "```console\n$ python x.py one\none\n```\n"))
+    with pytest.raises(AssertionError, match="ends with 1"):
+        run_blocks(write(page, "```console\n$ python x.py one two\none\n```\n"))
+
+
 def test_an_excerpt_is_that_of_its_file(page: Path) -> None:
     (page / "examples").mkdir()
     (page / "examples" / "x.py").write_text("y = 1\n")
     run_blocks(write(page, "```python\n# examples/x.py\ny = 1\n```\n"))
-    with pytest.raises(AssertionError, match="is not in examples/x.py"):
+    with pytest.raises(AssertionError, match=r"is not in examples/x\.py"):
         run_blocks(write(page, "```python\n# examples/x.py\ny = 2\n```\n"))
 
 
