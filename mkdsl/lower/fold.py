@@ -116,7 +116,7 @@ def fold_program(program: Program) -> Folded:
             counts[i],
             layers[i],
             *_blocks(call.ins, [p.use == "stream" for p in call.task.params]),
-            tuple(map(block_text, call.outs)),
+            tuple(dict.fromkeys(map(block_text, call.outs))),
         )
         for i, call in enumerate(calls)
     )
@@ -203,7 +203,7 @@ def _tasks(graph: TaskGraph) -> Iterator[FoldedTask]:
             counts[i],
             layers[i],
             *_blocks(kind.ins, streamed),
-            tuple(map(block_text, kind.outs)),
+            tuple(dict.fromkeys(map(block_text, kind.outs))),
         )
 
 

@@ -29,6 +29,8 @@ WHYS = {"RAW": INK, "WAR": "#d55e00", "WAW": "#cc79a7"}
 CHARACTER, LINE = 0.055, 0.125
 # Inches between ranks, with room for the text of an arrow or without.
 GAP, SMALL_GAP = 0.42, 0.27
+# Where on the last stretch of an arrow its text is, for the arrows into one box.
+LABELS = (0.62, 0.4, 0.78)
 Place = tuple[float, float]
 
 
@@ -188,6 +190,7 @@ class _Page:
         self.box = self.unit - 0.14
         self.lines: dict[Any, list[str]] = {}
         self.colours: dict[Any, str] = {}
+        self.labels: dict[Any, int] = {}
         self.tops: list[float] = []
         self.height = 0.0
 
@@ -282,18 +285,29 @@ class _Page:
             )
         )
         if text:
-            (x0, y0), (x1, y1) = points[-2:]
-            ax.text(
-                x0 + 0.62 * (x1 - x0),
-                y0 + 0.62 * (y1 - y0),
-                text,
-                fontsize=6,
-                ha="center",
-                va="center",
-                color=colour,
-                bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
-                zorder=2.5,
-            )
+            self._label(ax, b, points[-2], points[-1], text, colour)
+
+    def _label(
+        self, ax: Any, b: Any, start: Place, end: Place, text: str, colour: str
+    ) -> None:
+        """Text on the last stretch of an arrow, each into a box at another height."""
+        turn = self.labels.get(b, 0)
+        self.labels[b] = turn + 1
+        t = LABELS[turn % len(LABELS)]
+        # On the curve of `arrow`, whose ends are vertical.
+        along = 3 * t**2 - 2 * t**3
+        down = t**3 + 1.5 * t * (1 - t)
+        ax.text(
+            start[0] + along * (end[0] - start[0]),
+            start[1] + down * (end[1] - start[1]),
+            text,
+            fontsize=6,
+            ha="center",
+            va="center",
+            color=colour,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
+            zorder=2.5,
+        )
 
     def _points(self, a: Any, b: Any) -> list[Place]:
         """From a to b around the boxes between."""
