@@ -28,8 +28,11 @@ BOUNDARY_US = (1, 2, 4)
 CASES = (
     Case("llama-3.2-1b", 1),
     Case("llama-3.2-1b", 8),
+    Case("llama-3.2-3b", 1),
     Case("llama-3.1-8b", 1),
     Case("llama-3.1-8b", 8),
+    Case("qwen3-0.6b", 1),
+    Case("qwen3-8b", 1),
     Case("qwen3-8b", 8),
     Case("gemma-3-270m", 1),
     Case("llama-3.2-1b", 1, RTX_4090),
@@ -172,7 +175,8 @@ def measured_rows() -> dict[tuple[str, int], dict[str, Any]]:
             name = "xla" if name.startswith(PLAIN_PREFIX) else name
             if name not in case or _median(row) < _median(case[name]):
                 case[name] = row
-        found |= fresh
+        for case, rows in fresh.items():
+            found[case] = found.get(case, {}) | rows
     return found
 
 

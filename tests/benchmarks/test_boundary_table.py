@@ -1,6 +1,8 @@
 """The page on boundaries says what the estimate says."""
 
+import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -70,6 +72,37 @@ def test_measured_shares_are_those_of_the_files() -> None:
     cells = [c.strip() for c in row.split("|")[1:-1]]
     assert cells[-1] == f"{share:.0%}"
     assert cells[2] == "h200"
+
+
+def test_every_case_has_a_row() -> None:
+    rows = list(rows_in(table.PAGE.read_text(), "steps"))
+    cases = [" | ".join(r.split(" | ")[:3]) for r in rows]
+    assert cases == [f"| {case}" for case in table.CASES]
+
+
+def test_the_newest_file_counts_for_what_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(name: str, **us: float) -> None:
+        rows = [
+            {
+                "model": "m",
+                "batch": 1,
+                "implementation": i,
+                "us_per_token": {"median": u},
+            }
+            for i, u in us.items()
+        ]
+        (tmp_path / f"decode-{name}.json").write_text(json.dumps({"rows": rows}))
+
+    write("1", xla_a=9, xla_b=8, mosaic_gpu=7)
+    write("2", mosaic_gpu=6)
+    monkeypatch.setattr(table, "RESULTS", tmp_path)
+    (rows,) = table.measured_rows().values()
+    assert {i: r["us_per_token"]["median"] for i, r in rows.items()} == {
+        "xla": 8,
+        "mosaic_gpu": 6,
+    }
 
 
 def test_the_hand_off_is_that_of_the_machine() -> None:
