@@ -1,7 +1,8 @@
 """One step of attention over a cache: the program of models/, and float64 by loops."""
 
+import functools
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,17 @@ from models.programs import Step
 Array = Any
 
 
+class Sizes(NamedTuple):
+    """Of `Inputs`: what a program depends on."""
+
+    batch: int
+    heads: int
+    kv_heads: int
+    dim: int
+    slots: int
+    dtype: Any
+
+
 @dataclass(frozen=True)
 class Inputs:
     """q [B, H, D]; k, v [B, KV, D] of the new token; k_old, v_old [B, KV, S, D]."""
@@ -28,6 +40,12 @@ class Inputs:
     k_old: Array
     v_old: Array
     lengths: tuple[int, ...]
+
+    @property
+    def sizes(self) -> Sizes:
+        batch, heads, dim = self.q.shape
+        _, kv_heads, slots, _ = self.k_old.shape
+        return Sizes(batch, heads, kv_heads, dim, slots, self.q.dtype)
 
     @property
     def cache(self) -> KVCache:
@@ -78,60 +96,53 @@ def low_scores(size: float, far: float, dtype: Any) -> Inputs:
 
 
 def attend(
-    x: Inputs,
-    implementation: Any,
-    *,
-    window: int | None = None,
-    parts: int = 1,
-    scale: float | None = None,
-    machine: Any = None,
+    x: Inputs, implementation: Any, *, window: int | None = None, parts: int = 1
 ) -> tuple[np.ndarray, KVCache]:
     """Run `Step.attend`; returns float64 [B, H, D] and the cache.
 
     Args:
         parts: into which the fold over the cache is split; 1 keeps it whole.
     """
-    step = megakernel(x, implementation, window, parts, scale, machine)
+    step = megakernel(x.sizes, implementation, window, parts)
     out, cache = step(x.q, x.k, x.v, x.cache)
     return np.asarray(out).astype(np.float64).reshape(x.q.shape), cache
 
 
+@functools.cache
 def megakernel(
-    x: Inputs,
+    sizes: Sizes,
     implementation: Any,
     window: int | None = None,
     parts: int = 1,
-    scale: float | None = None,
     machine: Any = None,
 ) -> Any:
-    """`program` as a function of (q, k, v, cache)."""
+    """`program` as a function of (q, k, v, cache); compiled once."""
     splits = (("attend", parts),) if parts > 1 else ()
     return mk.megakernel(
-        program(x, window, scale),
+        program(sizes, window),
         implementation=implementation,
         machine=machine,
         options=Options(decompose=DecomposeOptions(split=False, splits=splits)),
     )
 
 
-def program(x: Inputs, window: int | None = None, scale: float | None = None) -> Any:
+def program(sizes: Sizes, window: int | None = None) -> Any:
     """(q, k, v, cache) -> (`Step.attend` of them, the longer cache), to be traced."""
-    batch, heads, dim = x.q.shape
+    s = sizes
     config = LlamaConfig(
         vocab_size=64,
-        hidden_size=heads * dim,
+        hidden_size=s.heads * s.dim,
         intermediate_size=64,
         num_layers=1,
-        num_heads=heads,
-        num_kv_heads=x.k.shape[1],
-        head_dim=dim,
+        num_heads=s.heads,
+        num_kv_heads=s.kv_heads,
+        head_dim=s.dim,
         norm_eps=1e-6,
         tied=True,
-        max_length=x.k_old.shape[2],
+        max_length=s.slots,
         rope=Rope(1e4),
     )
-    step = Step(config, batch, x.k_old.shape[2], x.q.dtype)
-    scale = dim**-0.5 if scale is None else scale
+    step, scale = Step(config, s.batch, s.slots, s.dtype), s.dim**-0.5
 
     def attention(q: Array, k: Array, v: Array, cache: KVCache) -> Any:
         return step.attend(q, k, v, cache, 0, scale=scale, window=window)
@@ -139,16 +150,14 @@ def program(x: Inputs, window: int | None = None, scale: float | None = None) ->
     return attention
 
 
-def exact(
-    x: Inputs, *, window: int | None = None, scale: float | None = None
-) -> np.ndarray:
+def exact(x: Inputs, *, window: int | None = None) -> np.ndarray:
     """The same in float64, one head of one row after the other: [B, H, D]."""
     q, k, v, k_old, v_old = (
         np.asarray(a).astype(np.float64) for a in (x.q, x.k, x.v, x.k_old, x.v_old)
     )
     batch, heads, dim = q.shape
     group = heads // k.shape[1]
-    scale = dim**-0.5 if scale is None else scale
+    scale = dim**-0.5
     out = np.zeros(q.shape)
     for b in range(batch):
         n = x.lengths[b]

@@ -158,6 +158,6 @@ def test_it_lowers_for_cuda(heads: tuple[int, int], parts: int) -> None:
     from tests.lower.emit.lowered import kernels
 
     x = inputs(*heads, 64, (5, 6), 1024, jnp.bfloat16)
-    step = megakernel(x, "mosaic_gpu", parts=parts, machine=H200)
+    step = megakernel(x.sizes, "mosaic_gpu", parts=parts, machine=H200)
     traced = jax.jit(step).trace(x.q, x.k, x.v, x.cache)
     assert len(kernels(traced.lower(lowering_platforms=("cuda",)))) == 1

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.interpret, pytest.mark.timeout(240, method="thread")]
 
 
 def agrees(x: Inputs, window: int | None = None) -> None:
-    out, _ = interpret(program(x, window), x.q, x.k, x.v, x.cache)
+    out, _ = interpret(program(x.sizes, window), x.q, x.k, x.v, x.cache)
     found = np.asarray(out).astype(np.float64).reshape(x.q.shape)
     np.testing.assert_allclose(found, exact(x, window=window), atol=TOLERANCE)
 
