@@ -17,7 +17,8 @@ from mkdsl.lower.ir import KernelPlan
 from mkdsl.lower.machine import Machine
 from mkdsl.lower.proof import Proof
 from tests.mutation.bases import Base, bases, compiled, run
-from tests.mutation.mutants import MUTATIONS, Mutant
+from tests.mutation.edits import Mutant
+from tests.mutation.mutants import MUTATIONS
 
 # Interleavings of an accepted mutant, and of a rejected one that is tried.
 SEEDS = 20

@@ -5,59 +5,18 @@ from the base, or None where the base has no place for it. What it changes is wh
 pass could get wrong, or what could be wrong with the words that a kernel reads.
 """
 
-import itertools
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from random import Random
 from typing import Any
 
-from mkdsl.lang.expr import Expr
-from mkdsl.lang.program import Access, Call, Program, Scan
-from mkdsl.lower.decompose import decompose
-from mkdsl.lower.ir import (
-    FETCH_GATES,
-    DepSet,
-    EventGraph,
-    KernelPlan,
-    Schedule,
-    TaskGraph,
-    Wait,
+from mkdsl.lower.ir import FETCH_GATES, EventGraph, Schedule, Wait
+from tests.mutation.bases import Base
+from tests.mutation.edits import Mutant, Mutation, replace_wait, with_events, with_wait
+from tests.mutation.regions import (
+    keep_needs_of_other_regions,
+    overlook_a_dependence,
+    shift_region,
 )
-from tests.mutation.bases import Base, plan_of
-
-
-@dataclass(frozen=True, slots=True)
-class Mutant:
-    """A plan with one fault. `program` is set if it is for another program."""
-
-    plan: KernelPlan
-    program: Program | None = None
-
-
-Mutation = Callable[[Base, Random], Mutant | None]
-
-
-def with_events(plan: KernelPlan, **changes: Any) -> Mutant:
-    """The plan with other waits, signals, events or graph."""
-    events = replace(plan.schedule.events, **changes)
-    return Mutant(replace(plan, schedule=replace(plan.schedule, events=events)))
-
-
-def with_wait(base: Base, random: Random, edit: Callable[..., Any]) -> Mutant | None:
-    """The plan with one wait replaced by those that `edit` makes of it."""
-    events = base.plan.schedule.events
-    places = [(t, i) for t, of in enumerate(events.waits) for i in range(len(of))]
-    if not places:
-        return None
-    task, index = random.choice(places)
-    waits = list(events.waits)
-    old = waits[task]
-    new: tuple[Wait, ...] = tuple(edit(old[index], events))
-    if new == (old[index],):
-        return None
-    waits[task] = (*old[:index], *new, *old[index + 1 :])
-    return with_events(base.plan, waits=tuple(waits))
-
 
 # -------------------------------------------------------------------------- waits
 
@@ -113,6 +72,77 @@ def move_wait_to_another_task(base: Base, random: Random) -> Mutant | None:
     waits[task] = waits[task][:index] + waits[task][index + 1 :]
     waits[other] = (*waits[other], wait)
     return with_events(base.plan, waits=tuple(waits))
+
+
+# ------------------------------------------------------------------------- blocks
+
+
+def with_block_wait(base: Base, random: Random, gates: set[str], edit: Any) -> Any:
+    """The plan with one wait of a blocked kind replaced, one of those at some gates."""
+    events = base.plan.schedule.events
+    kinds, tasks = events.graph.kinds, events.graph.tasks
+    places = [
+        (t, i)
+        for t, of in enumerate(events.waits)
+        for i, wait in enumerate(of)
+        if kinds[tasks[t].kind].blocks > 1 and wait.gate in gates
+    ]
+    if not places:
+        return None
+    task, index = random.choice(places)
+    blocks = kinds[tasks[task].kind].blocks
+    return replace_wait(base, task, index, edit(events.waits[task][index], blocks))
+
+
+def drop_wait_of_a_block(base: Base, random: Random) -> Mutant | None:
+    """A block of an operand is loaded without its wait."""
+    return with_block_wait(base, random, set(FETCH_GATES[1:]), lambda wait, n: ())
+
+
+def move_wait_of_a_block(base: Base, random: Random) -> Mutant | None:
+    """A wait is made before an earlier or a later block than the one that needs it."""
+
+    def edit(wait: Wait, blocks: int) -> tuple[Wait, ...]:
+        others = [g for g in FETCH_GATES[:blocks] if g != wait.gate]
+        return (replace(wait, gate=random.choice(others)),)
+
+    return with_block_wait(base, random, set(FETCH_GATES), edit)
+
+
+def exchange_waits_of_blocks(base: Base, random: Random) -> Mutant | None:
+    """Two blocks of a task wait each for what the other one needs."""
+    events = base.plan.schedule.events
+    places = [
+        (t, i, j)
+        for t, of in enumerate(events.waits)
+        for i, one in enumerate(of)
+        for j, other in enumerate(of[:i])
+        if "stream" not in (one.gate, other.gate)
+        and one.gate != other.gate
+        and one.event != other.event
+    ]
+    if not places:
+        return None
+    task, i, j = random.choice(places)
+    of = list(events.waits[task])
+    gates = of[i].gate, of[j].gate
+    of[i], of[j] = replace(of[i], gate=gates[1]), replace(of[j], gate=gates[0])
+    waits = (*events.waits[:task], tuple(of), *events.waits[task + 1 :])
+    return with_events(base.plan, waits=waits)
+
+
+def shift_bounds_of_blocks(base: Base, random: Random) -> Mutant | None:
+    """A kind loads its operand in another number of blocks than its waits are for."""
+    graph = base.plan.schedule.events.graph
+    blocked = [n for n, k in enumerate(graph.kinds) if k.blocks > 1]
+    if not blocked:
+        return None
+    n = random.choice(blocked)
+    kind = graph.kinds[n]
+    others = [b for b in range(1, len(FETCH_GATES) + 1) if b != kind.blocks]
+    kind = replace(kind, blocks=random.choice(others))
+    kinds = (*graph.kinds[:n], kind, *graph.kinds[n + 1 :])
+    return with_events(base.plan, graph=replace(graph, kinds=kinds))
 
 
 # ------------------------------------------------------------------------- queues
@@ -262,121 +292,6 @@ def shrink_slots(base: Base, random: Random) -> Mutant | None:
     return Mutant(replace(plan, kinds=(*plan.kinds[:n], kind, *plan.kinds[n + 1 :])))
 
 
-# ------------------------------------------------------------------------ regions
-
-
-def shifted(access: Access, random: Random, ranges: dict[str, int]) -> Access | None:
-    """The access with one start or one extent moved, the start within the array."""
-    tries = (_shifted_once(access, random, ranges) for _ in range(30))
-    return next((made for made in tries if made is not None), None)
-
-
-def _shifted_once(
-    access: Access, random: Random, ranges: dict[str, int]
-) -> Access | None:
-    d = random.randrange(len(access.axes))
-    axis, n = access.axes[d], access.view[d]
-    by = random.choice((1, -1, axis.size, -axis.size, 64, -64))
-    if axis.extent is not None and random.random() < 0.7:
-        axis = replace(axis, extent=axis.extent + by)
-    elif not (axis.start + by).reads and not _within(axis.start + by, n, ranges):
-        return None
-    else:
-        axis = replace(axis, start=axis.start + by)
-    axes = (*access.axes[:d], axis, *access.axes[d + 1 :])
-    return replace(access, axes=axes)
-
-
-def _within(start: Expr, n: int, ranges: dict[str, int]) -> bool:
-    points = itertools.product(*(range(r) for r in ranges.values()))
-    values = [start.evaluate(dict(zip(ranges, p, strict=True))) for p in points]
-    return 0 <= min(values) and max(values) < n
-
-
-def _ranges(graph: TaskGraph, grid: tuple[int, ...], parts: int) -> dict[str, int]:
-    layers = 1 + max(t.layer for t in graph.tasks)
-    sizes = {f"g{i}": n for i, n in enumerate(grid)}
-    return sizes | {"layer": layers, "part": parts}
-
-
-def shift_region(base: Base, random: Random) -> Mutant | None:
-    """A kind reads or writes elsewhere than its call says."""
-    graph = base.plan.schedule.events.graph
-    n = random.randrange(len(graph.kinds))
-    kind = graph.kinds[n]
-    accesses = [*kind.ins, *kind.outs]
-    i = random.randrange(len(accesses))
-    if not accesses[i].axes:
-        return None
-    moved = shifted(accesses[i], random, _ranges(graph, kind.grid, kind.parts))
-    if moved is None:
-        return None
-    accesses[i] = moved
-    ins = len(kind.ins)
-    kind = replace(kind, ins=tuple(accesses[:ins]), outs=tuple(accesses[ins:]))
-    kinds = (*graph.kinds[:n], kind, *graph.kinds[n + 1 :])
-    return with_events(base.plan, graph=replace(graph, kinds=kinds))
-
-
-def keep_needs_of_other_regions(base: Base, random: Random) -> Mutant | None:
-    """The program and its kinds access other regions; the needs are those of before."""
-    graph = base.plan.schedule.events.graph
-    calls = list(graph.program.calls())
-    call = random.choice(calls)
-    accesses = [*call.ins, *call.outs]
-    written = {a.buffer for c in calls for a in c.outs}
-    # Only these can make a dependence; a weight that moved is no fault at all.
-    places = [i for i, a in enumerate(accesses) if a.buffer in written and a.axes]
-    if not places:
-        return None
-    i = random.choice(places)
-    moved = shifted(accesses[i], random, _ranges(graph, call.grid, 1))
-    if moved is None:
-        return None
-    accesses[i] = moved
-    ins = len(call.ins)
-    other = replace(call, ins=tuple(accesses[:ins]), outs=tuple(accesses[ins:]))
-    program = _with_call(graph.program, call, other)
-    made = decompose(program, base.machine, base.options)
-    made = replace(made, dep_sets=graph.dep_sets, needs=graph.needs)
-    return replace(with_events(base.plan, graph=made), program=program)
-
-
-def _with_call(program: Program, call: Call, other: Call) -> Program:
-    def change(calls: tuple[Call, ...]) -> tuple[Call, ...]:
-        return tuple(other if c is call else c for c in calls)
-
-    steps = tuple(
-        replace(s, variants=tuple(map(change, s.variants)))
-        if isinstance(s, Scan)
-        else change((s,))[0]
-        for s in program.steps
-    )
-    return replace(program, steps=steps)
-
-
-def overlook_a_dependence(base: Base, random: Random) -> Mutant | None:
-    """A need, or a member of a set, was never found: all passes after that ran."""
-    graph = base.plan.schedule.events.graph
-    if not any(graph.needs):
-        return None
-    task = random.choice([t for t, needs in enumerate(graph.needs) if needs])
-    needs = list(graph.needs)
-    mine = list(needs[task])
-    need = mine.pop(random.randrange(len(mine)))
-    members = graph.dep_sets[need.deps].members
-    sets = graph.dep_sets
-    if len(members) > 1 and random.random() < 0.5:
-        lost = random.choice(members)
-        kept = tuple(m for m in members if m != lost)
-        sets = (*sets, DepSet(kept))
-        mine.append(replace(need, deps=len(sets) - 1))
-    needs[task] = tuple(mine)
-    less = replace(graph, dep_sets=sets, needs=tuple(needs))
-    plan = plan_of(less, base.machine, base.waits)
-    return None if plan == base.plan else Mutant(plan)
-
-
 MUTATIONS: dict[str, Mutation] = {
     f.__name__.replace("_", " "): f
     for f in (
@@ -384,6 +299,10 @@ MUTATIONS: dict[str, Mutation] = {
         change_threshold,
         move_wait_to_other_gate,
         move_wait_to_another_task,
+        drop_wait_of_a_block,
+        move_wait_of_a_block,
+        exchange_waits_of_blocks,
+        shift_bounds_of_blocks,
         wait_for_another_event,
         swap_in_a_queue,
         swap_between_queues,

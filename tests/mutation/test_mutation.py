@@ -10,8 +10,9 @@ from mkdsl.lower.ir import GATES
 from mkdsl.runtime.interpret_program import run_program
 from tests.mutation import __main__ as command
 from tests.mutation.bases import PROGRAMS, base, bases, program_of
+from tests.mutation.edits import Mutant
 from tests.mutation.judge import breaks, judge, mutants, refusal
-from tests.mutation.mutants import MUTATIONS, Mutant, drop_wait
+from tests.mutation.mutants import MUTATIONS, drop_wait
 
 pytestmark = pytest.mark.slow
 
@@ -44,7 +45,7 @@ def test_bases_have_every_sort_of_wait():
     assert {w.gate for w in waits} == set(GATES)
     kinds = [k for b in every for k in b.plan.schedule.events.graph.kinds]
     assert {k.mode for k in kinds} == {"full", "partial", "combine"}
-    assert {len(b.plan.schedule.queues) for b in every} == {1, 2, 3, 4}
+    assert {len(b.plan.schedule.queues) for b in every} == {1, 2, 3, 4, 16}
     whys = {
         n.why for b in every for ns in b.plan.schedule.events.graph.needs for n in ns
     }
