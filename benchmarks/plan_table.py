@@ -119,7 +119,20 @@ def counts_line(row: Row) -> str:
         f"{c['normalized']['events']:,} / {c['normalized']['waits']:,}",
         f"{waits:,}",
         f"{waits / tasks:.2f} / {c['elided']['most waits']}",
+        local_waits(row.plan),
         f"{added / tasks:.0%}",
+    )
+
+
+def local_waits(plan: KernelPlan) -> int:
+    """Waits for an event that only tasks of the waiting task's own SM signal."""
+    events = plan.schedule.events
+    sm_of = {t: sm for sm, queue in enumerate(plan.schedule.queues) for t in queue}
+    sms = [{sm_of[m] for m in event.members} for event in events.events]
+    return sum(
+        sms[wait.event] == {sm_of[t]}
+        for t, waits in enumerate(events.waits)
+        for wait in waits
     )
 
 
@@ -167,6 +180,7 @@ TABLES = {
             "normalized",
             "waits elided",
             "waits a task, mean / max",
+            "on its own SM",
             "tasks added",
         ),
         counts_line,

@@ -6,6 +6,9 @@ import pytest
 
 from benchmarks import plan_table
 from benchmarks.plan_table import CASES, PAGE, Case, filled, row_of, rows_in, tables_of
+from mkdsl.lower.machine import simulated
+from mkdsl.lower.pipeline import compile_program
+from tests.lower.programs import mlp
 
 SMALL = [case for case in CASES if case.model in ("gemma-3-270m", "llama-3.2-1b")]
 UNTIMED = [name for name in plan_table.TABLES if name != "times"]
@@ -53,6 +56,14 @@ def test_what_the_page_says_of_balance_is_what_misses_the_bar() -> None:
     }
     misses = {s for s, most in worst.items() if most > plan_table.MOST_BALANCE}
     assert misses == {"q+k+v", "attend", "gate_up", "best"}
+
+
+def test_waits_on_the_own_sm_are_counted() -> None:
+    alone, two = (compile_program(mlp(), simulated(sms)) for sms in (1, 2))
+    waits = sum(map(len, alone.schedule.events.waits))
+    assert plan_table.local_waits(alone) == waits > 0
+    # Every task of down waits for the tiles of both SMs.
+    assert plan_table.local_waits(two) == 0
 
 
 PLACES = "a\n<!-- counts -->\nold\n<!-- end -->\nb\n<!-- costs -->\n<!-- end -->\n"
