@@ -95,8 +95,9 @@ def test_long_contexts(parts: int, implementation: Any, dtype: Any) -> None:
         agrees(attend(x, implementation, parts=parts)[0], x, dtype)
 
 
+@pytest.mark.slow
 @everywhere
-@pytest.mark.parametrize("window", first_quick([65, 1, 2, 16, 64, 512]))
+@pytest.mark.parametrize("window", [1, 2, 16, 64, 65, 512])
 def test_a_window_includes_the_current_token(
     window: int, implementation: Any, dtype: Any
 ) -> None:
@@ -117,10 +118,11 @@ def test_a_window_includes_the_current_token(
         assert (other[3] != found[3]).any()
 
 
+@pytest.mark.slow
 @everywhere
-@pytest.mark.parametrize("parts", first_quick([3, 1]))
-@pytest.mark.parametrize("far", first_quick([1.0, 2.0]))
-@pytest.mark.parametrize("size", first_quick([1e31, 1e3]))
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("far", [1.0, 2.0])
+@pytest.mark.parametrize("size", [1e3, 1e31])
 def test_no_score_is_below_the_mask(
     size: float, far: float, parts: int, implementation: Any, dtype: Any
 ) -> None:

@@ -79,6 +79,7 @@ def shapes() -> tuple[Any, ...]:
     )
 
 
+@pytest.mark.slow
 def test_it_lowers_for_cuda() -> None:
     assert all(np.prod(s.shape, dtype=np.int64) > 2**31 for s in shapes()[:2])
     step = mk.megakernel(

@@ -102,6 +102,7 @@ def lowered(launcher: Launcher) -> Kernel:
     return kernel
 
 
+@pytest.mark.slow
 def test_counters_are_zero_in_every_launch() -> None:
     """They are an operand that XLA fills with zeros before each launch."""
     launcher = launchers()[0]

@@ -19,7 +19,6 @@ from models.registry import family_of
 from models.weights import load
 from tests.fidelity import mean_kl
 from tests.gpu.decoding import forced_loop, make_step
-from tests.tiers import first_quick
 
 Array = Any
 
@@ -150,7 +149,8 @@ def test_a_row_does_not_depend_on_the_others(name: str, implementation: str) -> 
     np.testing.assert_array_equal(m.logits(other)[0], m.logits(rows)[0])
 
 
-@pytest.mark.parametrize("name", first_quick(NAMES))
+@pytest.mark.slow
+@each
 def test_the_loop_lowers_for_cuda(name: str) -> None:
     from mkdsl.lower.machine import H200
     from tests.lower.emit.lowered import kernels

@@ -18,11 +18,12 @@ from models.nnx_decoder import Decoder
 from models.registry import family_of
 from models.weights import CheckpointError, load
 from tests.fidelity import mean_kl
+from tests.tiers import first_quick
 
 NAMES = ["llama_rope3_tied", "llama_untied_nohd", "gemma3_window16", "qwen3_untied"]
 TOLERANCE = 1e-3  # of f32 logits, as in test_forward.py
 FOLDER = Path(__file__).parents[1] / "fixtures"
-each = pytest.mark.parametrize("name", NAMES)
+each = pytest.mark.parametrize("name", first_quick(NAMES))
 
 
 def same(a: Any, b: Any) -> None:
@@ -178,6 +179,7 @@ def test_all_that_does_not_fit_is_listed(change: dict[str, Any], words: str) -> 
             check()
 
 
+@pytest.mark.slow
 def test_an_id_is_scored_without_those_behind_it() -> None:
     config, params = load(FOLDER / "gemma3_window16", "float32")
     model = nnx_decoder.load(config, params)

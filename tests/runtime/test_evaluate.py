@@ -21,6 +21,7 @@ from mkdsl.runtime.evaluate import (
 )
 from models.tasks.attention import attend
 from models.tasks.linear import gate_up, residual
+from tests.tiers import first_quick
 
 Array = Any
 ROWS, DIM, GROUP, BLOCK = 96, 64, 4, 16
@@ -149,7 +150,7 @@ def test_a_fold_sees_its_rows_alone(
     close(run_full(attention_task, operands, ())[:1], [want])
 
 
-@pytest.mark.parametrize("n", LENGTHS)
+@pytest.mark.parametrize("n", first_quick(LENGTHS[::-1], 3))
 @pytest.mark.parametrize("parts", PARTS)
 def test_parts_of_a_fold(
     n: int,
@@ -186,7 +187,7 @@ def count_rows(x: Array, s: Array) -> Array:
 
 
 @pytest.mark.parametrize("parts", PARTS)
-@pytest.mark.parametrize("n", [0, 1, 3, 4, 5, 12])
+@pytest.mark.parametrize("n", first_quick([5, 0, 1, 3, 4, 12], 2))
 def test_init_is_used_once_and_empty_parts_give_the_identity(
     parts: int, n: int
 ) -> None:

@@ -28,6 +28,7 @@ def texts(svg: Path) -> list[str]:
     return re.findall(r"<!-- (.*?) -->", svg.read_text())
 
 
+@pytest.mark.slow
 def test_two_runs_below_each_other(tmp_path: Path) -> None:
     path = tmp_path / "two.svg"
     one = timeline_of(2)
