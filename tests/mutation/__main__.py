@@ -14,7 +14,7 @@ TEXT = """\
 {date}, `{command}`: {count} mutants in {seconds:.0f} s, **{wrong} false accepts**.
 
 A mutant is a valid small plan with one random fault (tests/mutation/mutants.py). The
-plans are eight programs on 1 to 4 SMs, one of them on 16 too, with all waits, with
+plans are eight programs on 1 to 4 SMs, one of them on 5 too, with all waits, with
 normalized waits and with
 elided ones (tests/mutation/bases.py). The verifier is all of what stands before a
 launch.

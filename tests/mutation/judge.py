@@ -79,17 +79,20 @@ def expected_of(base: Base, mutant: Mutant) -> Sequence[np.ndarray] | None:
 
 
 def mutants(count: int, seed: int = 0) -> Iterator[tuple[str, Base, Mutant]]:
-    """So many mutants, kinds and bases in turn."""
+    """So many mutants, kinds and bases in turn; a base without a place is skipped."""
     every = list(bases())
     random = Random(seed)
     made = 0
     for turn in itertools.count():
         for n, (kind, mutate) in enumerate(MUTATIONS.items()):
-            base = every[(turn * 5 + n) % len(every)]
-            mutant = mutate(base, random)
-            if mutant is not None:
-                yield kind, base, mutant
-                made += 1
+            first = turn * 5 + n
+            for at in range(first, first + len(every)):
+                base = every[at % len(every)]
+                mutant = mutate(base, random)
+                if mutant is not None:
+                    yield kind, base, mutant
+                    made += 1
+                    break
             if made == count:
                 return
 

@@ -45,7 +45,7 @@ def test_bases_have_every_sort_of_wait():
     assert {w.gate for w in waits} == set(GATES)
     kinds = [k for b in every for k in b.plan.schedule.events.graph.kinds]
     assert {k.mode for k in kinds} == {"full", "partial", "combine"}
-    assert {len(b.plan.schedule.queues) for b in every} == {1, 2, 3, 4, 16}
+    assert {len(b.plan.schedule.queues) for b in every} == {1, 2, 3, 4, 5}
     whys = {
         n.why for b in every for ns in b.plan.schedule.events.graph.needs for n in ns
     }
