@@ -20,7 +20,7 @@ from jax import lax
 import mkdsl as mk
 
 VOCAB, DIM, SLOTS = 192, 64, 128
-F32 = jnp.float32
+F32, BF16 = jnp.float32, jnp.bfloat16
 
 
 def merge(a, b):
@@ -123,16 +123,18 @@ def plain_step(params, cache, tokens):
     """The same in plain JAX."""
     lengths, rows = cache["lengths"], jnp.arange(tokens.shape[0])
     x = params["embed"][tokens]
-    q, k, v = jnp.split(jnp.dot(x, params["qkv"].T, precision="highest"), 3, axis=-1)
+    dot = partial(jnp.einsum, preferred_element_type=F32)
+    qkv = dot("bd,rd->br", x, params["qkv"]).astype(x.dtype)
+    q, k, v = jnp.split(qkv, 3, axis=-1)
     cache = cache | {
         name: cache[name].at[rows, lengths].set(new)
         for name, new in {"k": k, "v": v}.items()
     }
     seen = jnp.arange(SLOTS) <= lengths[:, None]
-    scores = jnp.einsum("bd,bsd->bs", q, cache["k"], precision="highest")
+    scores = dot("bd,bsd->bs", q, cache["k"])
     weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf))
-    y = x + jnp.einsum("bs,bsd->bd", weights, cache["v"], precision="highest")
-    logits = jnp.dot(y, params["head"].T, precision="highest")
+    y = x.astype(F32) + dot("bs,bsd->bd", weights, cache["v"].astype(F32))
+    logits = dot("bd,rd->br", y.astype(x.dtype), params["head"])
     return jnp.argmax(logits, axis=-1).astype(jnp.int32), cache
 
 
@@ -154,10 +156,10 @@ def data():
     keys = jax.random.split(jax.random.key(1), 4)
     sizes = {"embed": (VOCAB, DIM), "head": (VOCAB, DIM), "qkv": (3 * DIM, DIM)}
     params = {
-        name: jax.random.normal(key, size) / (8 if name == "qkv" else 1)
+        name: jax.random.normal(key, size, BF16) / (8 if name == "qkv" else 1)
         for key, (name, size) in zip(keys[1:], sizes.items(), strict=True)
     }
-    cache = {n: jnp.zeros((2, SLOTS, DIM)) for n in "kv"}
+    cache = {n: jnp.zeros((2, SLOTS, DIM), BF16) for n in "kv"}
     cache["lengths"] = jnp.zeros(2, jnp.int32)
     return params, cache, jax.random.randint(keys[0], (2,), 0, VOCAB, jnp.int32)
 

@@ -6,11 +6,16 @@ import re
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 
+import mkdsl as mk
 from examples import lesson_05_first_quarter as first_quarter
 from examples import lesson_06_page_pipeline as page_pipeline
 from examples import lesson_10_read_a_timeline as read_a_timeline
+from mkdsl.lower.machine import H200
+from tests.lower.emit.lowered import kernels
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples"
 LESSONS = sorted(p.stem for p in FOLDER.glob("lesson_*.py"))
@@ -30,6 +35,49 @@ SHOWS: dict[str, list[tuple[str, int]]] = {
 LARGEST = 0.02
 
 
+def bf16(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+
+
+def int32(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.int32)
+
+
+# Lesson: (its program, arguments).
+PROGRAMS: dict[str, tuple[str, list[Any]]] = {
+    "01_one_task": ("program", [bf16(1, 128)]),
+    "02_two_tasks_and_an_event": ("program", [bf16(1, 128)]),
+    "03_tiled_matvec": ("matvec", [bf16(1, 1024), bf16(200, 1024)]),
+    "04_every_stage": ("mlp", [bf16(4, 256), bf16(256, 256), bf16(256, 256)]),
+    "05_first_quarter": ("mlp", [bf16(1, 256), bf16(1024, 256), bf16(256, 1024)]),
+    "06_page_pipeline": ("mlp", [bf16(1, 256), bf16(1024, 256), bf16(256, 1024)]),
+    "07_mlp_block": (
+        "block",
+        [
+            bf16(2, 256),
+            {n: bf16(704, 256) for n in ("gate", "up")}
+            | {"gain": bf16(256), "down": bf16(256, 704)},
+        ],
+    ),
+    "08_attention": (
+        "program",
+        [bf16(2, 4, 64), bf16(2, 2048, 64), bf16(2, 2048, 64), int32(1)],
+    ),
+    "09_decode_in_jit": (
+        "step",
+        [
+            {n: bf16(192, 64) for n in ("embed", "head", "qkv")},
+            {n: bf16(2, 128, 64) for n in "kv"} | {"lengths": int32(2)},
+            int32(2),
+        ],
+    ),
+    "10_read_a_timeline": (
+        "program",
+        [bf16(1, 256), {"up": bf16(2, 320, 256), "down": bf16(2, 256, 320)}],
+    ),
+}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LESSONS)
 def test_a_lesson_runs_and_shows_what_it_is_about(
@@ -44,8 +92,19 @@ def test_a_lesson_runs_and_shows_what_it_is_about(
     assert all(float(e) < LARGEST for e in errors), errors
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_program_of_a_lesson_lowers_to_one_kernel(name: str) -> None:
+    function, arguments = PROGRAMS[name]
+    program = getattr(importlib.import_module(f"examples.lesson_{name}"), function)
+    step = mk.megakernel(program, implementation="mosaic_gpu", machine=H200)
+    lowered = jax.jit(step).trace(*arguments).lower(lowering_platforms=("cuda",))
+    assert len(list(kernels(lowered))) == 1
+
+
 def test_lessons_are_numbered_without_a_gap() -> None:
     assert [n.split("_")[1] for n in LESSONS] == sorted(SHOWS)
+    assert [n.removeprefix("lesson_") for n in LESSONS] == sorted(PROGRAMS)
 
 
 @pytest.mark.parametrize("name", LESSONS)

@@ -10,6 +10,7 @@ import pytest
 from jax import lax
 
 import mkdsl as mk
+from examples import lesson_09_decode_in_jit as lesson
 from examples import linear_attention as la
 from examples import parallel_block as pb
 
@@ -184,3 +185,17 @@ def test_the_state_after_many_launches_is_the_same_every_time(
     for ys, new in runs[1:]:
         np.testing.assert_array_equal(ys.view(jnp.uint16), runs[0][0].view(jnp.uint16))
         np.testing.assert_array_equal(new.view(jnp.uint16), runs[0][1].view(jnp.uint16))
+
+
+@compiled
+def test_the_loop_of_lesson_9_chooses_what_plain_jax_chooses(
+    implementation: Any,
+) -> None:
+    step = mk.megakernel(lesson.step, donate_argnums=1, implementation=implementation)
+    found, plain = (
+        lesson.generate(run, *lesson.data()[:2], 24, lesson.data()[2])[0]
+        for run in (step, lesson.plain_step)
+    )
+    # A rounding may turn a close choice, after which the texts differ.
+    same = np.asarray(found == plain).all(axis=0)
+    assert same[:4].all(), (found, plain)
