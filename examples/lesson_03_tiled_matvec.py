@@ -41,7 +41,7 @@ def main() -> None:
     step = mk.megakernel(matvec, implementation="simulate")
     exact = x.astype(jnp.float32) @ w.astype(jnp.float32).T
     error = np.abs(np.asarray(step(x, w), np.float32) - exact).max()
-    print(f"largest error against float32: {error:.3f} (bfloat16 has 8 significant bits)")
+    print(f"largest error against float32: {error:.3f} (bfloat16: 8 bits)")
 
     lowered = step.lower(x, w)
     text = lowered.as_text("pages")
