@@ -26,6 +26,8 @@ from mkdsl.runtime.replay import replay_unproved
 FOLDER = Path(__file__).parent
 MACHINE = mk.simulated(2)
 TILE, WIDE = 64, 128
+# Of the roles, in which a text without a proof is run until it breaks.
+ORDERS = 20
 
 
 @mk.task
@@ -141,14 +143,14 @@ def happens(number: int, text: str) -> str:
     """What the simulator sees where the text runs without a proof."""
     function = EXERCISES[number][1]
     inputs = [np.asarray(x) for x in arguments(function)]
-    for seed in range(40):
+    for seed in range(ORDERS):
         try:
             replay_unproved(text, inputs, program(function), machine=MACHINE, seed=seed)
         except mk.VerifyError as error:
             return f"In order {seed} of the roles: {error}"
     return (
-        "The simulator shows nothing in 40 orders: its slots are boxes of their own. "
-        "`python examples/exercises/ring_by_hand.py` shows what a machine would do."
+        f"The simulator shows nothing in {ORDERS} orders: its slots are boxes of their "
+        "own. `python examples/exercises/ring_by_hand.py` shows what a machine would do."
     )
 
 
@@ -171,8 +173,9 @@ def show(number: int) -> None:
     print(f"Exercise {number}: {_comments(text)}\n\n{_schedule(text)}\n")
     print(f"The verifier says:\n\n{wrong(number, text)}\n")
     print(f"If it ran all the same:\n\n{happens(number, text)}\n")
-    print(f"The whole text is {path(number).name}: copy it, mend it, and run")
-    print(f"    python examples/exercises/run.py {number} YOUR_COPY")
+    print("To mend it:")
+    print(f"    cp examples/exercises/{path(number).name} mine.txt")
+    print(f"    python examples/exercises/run.py {number} mine.txt")
 
 
 def answer(number: int) -> None:

@@ -144,7 +144,7 @@ def check_counters(stage: str, events: EventGraph) -> None:
             raise VerifyError(
                 stage,
                 f"event e{number}: members {members} are not distinct and ascending",
-                hint=INTERNAL,
+                hint=hint_of("list each task that signals it once"),
             )
         for member in members:
             if not 0 <= member < tasks or signals[member] >= 0:
@@ -152,7 +152,7 @@ def check_counters(stage: str, events: EventGraph) -> None:
                     stage,
                     f"event e{number}: member t{member} "
                     "does not exist or signals another event as well",
-                    hint=INTERNAL,
+                    hint=hint_of("a task signals one event: let its waiters share it"),
                 )
             signals[member] = number
     for task, (said, meant) in enumerate(zip(events.signals, signals, strict=True)):
@@ -163,6 +163,8 @@ def check_counters(stage: str, events: EventGraph) -> None:
                 f"{task_name(events.graph, task)} signals e{said} "
                 f"but is a member of e{meant} (-1: of none)",
                 stage,
+                "an event counts the signals of its members, each once: let the line of "
+                "the task and the list of the event agree",
             )
     for waits in dict.fromkeys(events.waits):
         _check_thresholds(stage, events, waits)

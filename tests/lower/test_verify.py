@@ -113,19 +113,27 @@ def test_the_first_k_of_n_is_a_race():
 
 def test_a_missing_signal_is_found():
     signals = (-1, *EVENTS.signals[1:])
-    fails(replace(EVENTS, signals=signals), "task t0", "signals e-1", "member of e0")
+    fails(
+        replace(EVENTS, signals=signals),
+        *("task t0", "signals e-1", "member of e0"),
+        "let the line of the task and the list of the event agree",
+    )
 
 
 def test_a_task_in_two_events_is_found():
     events = replace(EVENTS, events=(*EVENTS.events, Event((0,))))
-    with pytest.raises(VerifyError, match="t0 does not exist or signals another"):
+    with pytest.raises(
+        VerifyError, match="t0 does not exist or signals another"
+    ) as error:
         verify_events(events)
+    assert "a task signals one event: let its waiters share it" in str(error.value)
 
 
 def test_a_member_that_counts_twice_is_found():
     events = replace(EVENTS, events=(Event((0, 0, 1)), *EVENTS.events[1:]))
-    with pytest.raises(VerifyError, match="not distinct and ascending"):
+    with pytest.raises(VerifyError, match="not distinct and ascending") as error:
         verify_events(events)
+    assert "list each task that signals it once. If mkdsl" in str(error.value)
 
 
 def test_an_unknown_event_is_found():
