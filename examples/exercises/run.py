@@ -150,7 +150,7 @@ def happens(number: int, text: str) -> str:
             return f"In order {seed} of the roles: {error}"
     return (
         f"The simulator shows nothing in {ORDERS} orders: its slots are boxes of their "
-        "own. `python examples/exercises/ring_by_hand.py` shows what a machine would do."
+        "own. `python examples/exercises/ring_by_hand.py` shows what a machine does."
     )
 
 

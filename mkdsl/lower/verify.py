@@ -163,8 +163,8 @@ def check_counters(stage: str, events: EventGraph) -> None:
                 f"{task_name(events.graph, task)} signals e{said} "
                 f"but is a member of e{meant} (-1: of none)",
                 stage,
-                "an event counts the signals of its members, each once: let the line of "
-                "the task and the list of the event agree",
+                "an event counts the signals of its members, each once: let the line "
+                "of the task and the list of the event agree",
             )
     for waits in dict.fromkeys(events.waits):
         _check_thresholds(stage, events, waits)
