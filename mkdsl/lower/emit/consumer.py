@@ -10,7 +10,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from mkdsl.lang.expr import read
 from mkdsl.lower import encode
-from mkdsl.lower.emit import timestamps as ts
+from mkdsl.lower import stamps as ts
 from mkdsl.lower.emit.body import Emitter
 from mkdsl.lower.emit.code import Code, Stream
 from mkdsl.lower.emit.values import WG, PageBlock, Pages, Tile, first_column, resident
@@ -34,6 +34,7 @@ class _Consumer:
         self.kernel, self.code, self.g = kernel, code, g
         self.at = Instruction(kernel, i)
         self.i = i
+        self.began = False
 
     def chunks(self, g: Value, s: Stream, features: int) -> list[Ref]:
         """The [rows, features] or [rows, 64] blocks of the page that is number g."""
@@ -56,6 +57,7 @@ class _Consumer:
         s, base = self.code.stream_of(pages.parameter), self.g
         first = self.at(s.first)
         blocks = self.code.kind.blocks
+        self.begin_pages()
 
         def page(p: Value, features: int, carry: Value) -> Value:
             if blocks > 1:
@@ -69,7 +71,15 @@ class _Consumer:
         carry = lax.fori_loop(
             0, s.full_pages, lambda p, c: page(p, s.page[1], c), carry
         )
-        return page(s.full_pages, s.rest, carry) if s.rest else carry
+        carry = page(s.full_pages, s.rest, carry) if s.rest else carry
+        self.kernel.stamp(self.i, ts.ENDED_PAGES)
+        return carry
+
+    def begin_pages(self) -> None:
+        """Note when the first page of the instruction is asked for."""
+        if not self.began:
+            self.kernel.stamp(self.i, ts.BEGAN_PAGES)
+        self.began = True
 
     def await_block(self, page: Value, pages: int) -> None:
         """Before the first page of a block of so many pages: wait for the block."""
@@ -116,7 +126,10 @@ class _Consumer:
 
         total = fold_blocks(s, self.at)
         self.g = base + total * n
-        return list(lax.fori_loop(0, total, one, carry))
+        self.begin_pages()
+        carry = list(lax.fori_loop(0, total, one, carry))
+        self.kernel.stamp(self.i, ts.ENDED_PAGES)
+        return carry
 
     def extent(self, parameter: int, axis: int) -> Value:
         """Elements of an operand's axis that exist."""

@@ -32,7 +32,6 @@ from mkdsl.lower.emit.memory import memory_types, page_views
 from mkdsl.lower.emit.physical import from_physical, to_physical
 from mkdsl.lower.emit.storer import storer
 from mkdsl.lower.emit.sync import Counters
-from mkdsl.lower.emit.timestamps import STAMPS
 from mkdsl.lower.encode import BLOCK_WORDS
 from mkdsl.lower.hang import REPORT_WORDS, ROLES, not_traceable, raise_if_hung
 from mkdsl.lower.ir import MOST_BLOCKS, KernelPlan
@@ -41,6 +40,7 @@ from mkdsl.lower.machine import H200, Machine
 from mkdsl.lower.pages import round_up
 from mkdsl.lower.pieces import buffers_in_pieces
 from mkdsl.lower.proof import Proof
+from mkdsl.lower.stamps import STAMPS
 from mkdsl.lower.verify_launch import verify_launch
 
 Array = Any
@@ -57,7 +57,7 @@ class Results(NamedTuple):
 
     Attributes:
         outputs: of the program, in its order.
-        stamps: int32 [SMs, instructions, 8], ns, see timestamps.STAMPS; or None.
+        stamps: int32 [SMs, instructions, stamps], ns, see lower/stamps.py; or None.
         report: of a debug build, int32, for hang.raise_if_hung; or None.
     """
 

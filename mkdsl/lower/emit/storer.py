@@ -8,7 +8,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from mkdsl.lower import encode
-from mkdsl.lower.emit import timestamps as ts
+from mkdsl.lower import stamps as ts
 from mkdsl.lower.emit.blocks import Copy
 from mkdsl.lower.emit.code import Code
 from mkdsl.lower.emit.stores import stores

@@ -2,7 +2,7 @@
 
 Stamps are the low 32 bits of %globaltimer in ns (PTX ISA, "Special Registers";
 on the H200 it advanced in steps of 32 ns), written with one plain store each to an
-array [SMs, instructions, 8] that nothing else reads.
+array that nothing else reads; its layout is in lower/stamps.py.
 """
 
 # pyright: reportCallIssue=false
@@ -14,19 +14,6 @@ from jax.experimental.mosaic.gpu import utils as mgpu_utils
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 Ref = Any
-
-# What a stamp says: the role has just ...
-STAMPS = (
-    "issued_first_page",
-    "waited",
-    "fetched",
-    "operands_landed",
-    "computed",
-    "store_began",
-    "stored",
-    "signalled",
-)
-FIRST_PAGE, WAITED, FETCHED, LANDED, COMPUTED, BEGAN, STORED, SIGNALLED = range(8)
 
 
 def stamp(ref: Ref) -> None:

@@ -11,6 +11,7 @@ from mkdsl.lower.emit.kernel import Launcher, build
 from mkdsl.lower.hang import REPORT_WORDS, ROLES, TIMEOUT_NS
 from mkdsl.lower.machine import H200, simulated
 from mkdsl.lower.pipeline import compile_program
+from mkdsl.lower.stamps import STAMPS
 from tests.gpu.blocked import without_waits
 from tests.gpu.codebook import example, recall
 from tests.lower.emit.lowered import Kernel, kernels, ptx
@@ -103,7 +104,7 @@ def test_the_normal_build_has_nothing_of_it(normal: Kernel) -> None:
 def test_timestamps_and_a_report_together() -> None:
     kernel = lowered(Launcher(PLAN, debug=True, timestamps=True))
     longest = max(map(len, PLAN.schedule.queues))
-    assert f"tensor<{H200.sms}x{longest}x8xi32>" in kernel.results
+    assert f"tensor<{H200.sms}x{longest}x{len(STAMPS)}xi32>" in kernel.results
     assert REPORT in kernel.results
 
 
