@@ -60,5 +60,6 @@ class Report:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if FOLDER:
+    # Of several processes (pytest-xdist) the one that collects from the others writes.
+    if FOLDER and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Report(), "gpu-report")

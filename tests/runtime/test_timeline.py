@@ -10,7 +10,6 @@ import pytest
 
 from mkdsl.errors import LaunchError, VerifyError
 from mkdsl.lower import stamps as st
-from mkdsl.lower.emit import timestamps
 from mkdsl.lower.estimate import estimate
 from mkdsl.lower.fuse_events import fuse_events
 from mkdsl.lower.ir import Gate, KernelPlan, Schedule
@@ -37,16 +36,6 @@ ROUND = replace(
     computed_ns=0.0,
     launch_ns=0.0,
 )
-
-
-def test_the_kernel_writes_the_stamps_that_are_read() -> None:
-    assert st.STAMPS[: len(timestamps.STAMPS)] == timestamps.STAMPS
-    assert len(timestamps.STAMPS) > st.SIGNALLED
-    assert st.STAMPS[st.BEGAN_PAGES] == "began_pages"
-    assert st.STAMPS[st.ENDED_PAGES] == "ended_pages"
-
-
-# ------------------------------------------------------------------ stamps by hand
 
 
 @functools.cache

@@ -162,8 +162,11 @@ class Launcher:
         if self.debug:
             shape = (len(self.encoded.words), len(ROLES), REPORT_WORDS)
             reports.append(jax.new_ref(jnp.zeros(shape, jnp.int32)))
-        temps = list(self._kernel()(words, flat, *ins, *refs, *reports))
-        stamps = temps.pop() if self.timestamps else None
+        stamps: list[Ref] = []
+        if self.timestamps:
+            # 0: not noted. Memory that a kernel allocates for a result holds anything.
+            stamps.append(jax.new_ref(jnp.zeros(self._stamp_shape(), jnp.int32)))
+        temps = self._kernel()(words, flat, *ins, *refs, *reports, *stamps)
         results = dict(zip((b.name for b in self.temps), temps, strict=True))
         results |= {
             b.name: jax.freeze(r) for b, r in zip(self.states, refs, strict=True)
@@ -171,7 +174,7 @@ class Launcher:
         outputs = self.program.outputs
         return Results(
             tuple(self._output(o, values, results) for o in outputs),
-            stamps,
+            jax.freeze(stamps[0]) if stamps else None,
             jax.freeze(reports[0]) if reports else None,
         )
 
@@ -189,8 +192,6 @@ class Launcher:
             jax.ShapeDtypeStruct(self.layouts[b.name].shape, jnp.dtype(b.dtype))
             for b in self.temps
         ]
-        if self.timestamps:
-            shapes.append(jax.ShapeDtypeStruct(self._stamp_shape(), jnp.int32))
         params = plgpu.CompilerParams(
             lowering_semantics=mgpu.core.LoweringSemantics.Lane
         )
@@ -245,8 +246,8 @@ class Launcher:
         rest = list(refs)
         arrays = {b.name: rest.pop(0) for b in (*self.inputs, *self.states)}
         report = rest.pop(0).at[lax.axis_index("sm")] if self.debug else None
-        arrays |= {b.name: rest.pop(0) for b in self.temps}
         stamps = rest.pop(0).at[lax.axis_index("sm")] if self.timestamps else None
+        arrays |= {b.name: rest.pop(0) for b in self.temps}
         words, scalars, start, *barriers = rest
         role, sm = lax.axis_index("role"), lax.axis_index("sm")
 
