@@ -1,11 +1,15 @@
-"""What several commands share: the decode step that the user names."""
+"""What several commands share: the model, and the decode step, that the user names."""
 
 import argparse
 from pathlib import Path
 from typing import Any
 
 from mkdsl.lower.machine import MACHINES, Machine, simulated
+from mkdsl.runtime.execute import IMPLEMENTATIONS, default_platform
+from mkdsl.runtime.launch import megakernel
 
+PACKAGED = "gemma-3-270m"
+DTYPES = ("float32", "bfloat16")
 MACHINE_NAMES = (*(m.name for m in MACHINES), "simulated")
 # Commands of a parser; argparse has no public type for them.
 Commands = Any
@@ -21,6 +25,55 @@ def positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is not positive")
     return value
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """Which checkpoint."""
+    parser.add_argument(
+        "--model",
+        required=True,
+        help=f"a Hugging Face folder, or {PACKAGED!r} for the model of the demo",
+    )
+
+
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """How a model is run."""
+    parser.add_argument(
+        "--implementation",
+        choices=IMPLEMENTATIONS,
+        help="default: mosaic_gpu on a supported GPU, xla elsewhere",
+    )
+    parser.add_argument(
+        "--dtype", choices=DTYPES, help="default: bfloat16 on a GPU, float32 elsewhere"
+    )
+
+
+def dtype_of(args: argparse.Namespace) -> str:
+    """The dtype of weights and activations."""
+    return args.dtype or ("bfloat16" if default_platform() == "cuda" else "float32")
+
+
+def checkpoint_folder(model: str) -> Path:
+    """The checkpoint folder that the user means."""
+    path = Path(model)
+    if path.is_dir():
+        return path
+    if model != PACKAGED:
+        raise UsageError(f"--model: {model} is no folder; nor is it {PACKAGED!r}")
+    from models.gguf import gemma3_270m
+
+    try:
+        return gemma3_270m()
+    except ImportError as error:
+        raise UsageError(str(error)) from error
+
+
+def why_runs(implementation: Any) -> str:
+    """Which implementation will run, and why."""
+
+    def decode() -> None: ...
+
+    return megakernel(decode, implementation=implementation).why()
 
 
 def machine_named(name: str) -> Machine:
