@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,9 +19,9 @@ from safetensors.numpy import save_file
 
 from models.config import ConfigError
 from models.registry import family_of
-from models.weights import CheckpointError, load
+from models.weights import CheckpointError, load, open_checkpoint
 
-TIED, UNTIED = "llama_rope3_tied", "llama_untied_nohd"
+TIED, UNTIED, QWEN = "llama_rope3_tied", "llama_untied_nohd", "qwen3_untied"
 HEAD, EMBED = "lm_head.weight", "model.embed_tokens.weight"
 
 type Read = Callable[[str], Any]
@@ -187,6 +188,45 @@ def test_everything_wrong_is_listed_at_once(
         assert part in text
 
 
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize(
+    ("heading", "change", "words"),
+    [
+        ("missing keys (2)", lambda t: None, "{} [128]"),
+        ("unknown keys (2)", lambda t: t, "{}.old [128]"),
+        ("wrong shapes (2)", lambda t: t[:3], "{} is [3], expected [128]"),
+        ("wrong dtypes (2)", lambda t: t.astype(np.int32), "{} is I32, supported: F32"),
+    ],
+)
+def test_two_of_a_kind_are_both_listed(
+    read_checkpoint: Read,
+    tmp_path: Path,
+    heading: str,
+    change: Callable[[Any], Any],
+    words: str,
+    sharded: bool,
+) -> None:
+    checkpoint = read_checkpoint(QWEN)
+    tensors = checkpoint.tensors
+    keys = [f"model.layers.{i}.self_attn.k_norm.weight" for i in (0, 1)]
+    for key in keys:
+        found = change(tensors[key])
+        if found is None:
+            del tensors[key]
+        else:
+            tensors[key + ".old" if ".old" in words else key] = found
+    if sharded:
+        write_shards(checkpoint, tmp_path)
+    else:
+        checkpoint.write(tmp_path)
+    with pytest.raises(CheckpointError) as error:
+        open_checkpoint(tmp_path)
+    text = str(error.value)
+    assert heading in text
+    assert text.count("):\n") == 1, "only what is wrong is listed"
+    assert all(words.format(key) in text for key in keys)
+
+
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("shipped", [True, False])
 def test_four_cases_of_the_head(
@@ -216,7 +256,7 @@ def test_a_head_that_contradicts_the_config_is_ignored_loudly(
 ) -> None:
     checkpoint = read_checkpoint(TIED)
     checkpoint.tensors[HEAD] = checkpoint.tensors[EMBED] * 2
-    with caplog.at_level(logging.WARNING, "models.weights"):
+    with caplog.at_level(logging.WARNING, "models.checkpoint"):
         _, params = load(checkpoint.write(tmp_path))
     assert "head" not in params
     assert "differs from model.embed_tokens.weight and is ignored" in caplog.text
@@ -264,19 +304,38 @@ def test_a_checkpoint_of_another_family(read_checkpoint: Read, tmp_path: Path) -
         load(folder)
 
 
+LATE = """
+import os, sys
+from pathlib import Path
+
+import mkdsl
+from models import registry, weights
+
+# What a backend reads when it starts is still open: nothing here has started one.
+config = registry.read_config({folder!r})
+found = weights.open_checkpoint({folder!r})
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=3"
+import jax
+
+# jax reads its own variables when it is imported, which mkdsl does; from then on its
+# settings are changed so:
+jax.config.update("jax_platforms", "cpu")
+_, params = weights.load({folder!r})
+print(found.config == config, params["embed"].dtype, jax.device_count())
+"""
+
+
 def test_a_process_that_has_not_imported_jax(fixtures: Path) -> None:
-    code = (
-        "import sys; from pathlib import Path; from models import weights; "
-        f"_, params = weights.load(Path({str(fixtures / TIED)!r})); "
-        "print(params['embed'].dtype)"
-    )
-    root = fixtures.parents[1]
+    """The user's settings of the backend hold until the first array is made."""
+    env = {k: v for k, v in os.environ.items() if k not in ("JAX_PLATFORMS",)}
     done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=root,
+        [sys.executable, "-c", LATE.format(folder=str(fixtures / TIED))],
+        cwd=fixtures.parents[1],
+        env=env,
         capture_output=True,
         text=True,
-        check=True,
+        check=False,
     )
-    assert done.stdout.strip() == "bfloat16"
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "True bfloat16 3\n"
     assert done.stderr.count("\n") <= 1  # no progress bar where nobody looks
