@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 # Makes numpy know bfloat16, without which safetensors cannot read such a tensor.
-import ml_dtypes  # noqa: F401
+import ml_dtypes  # noqa: F401  # pyright: ignore[reportUnusedImport]
 import numpy as np
 from safetensors import safe_open
 
