@@ -3,9 +3,9 @@
 Layout, fixed: `k` and `v` are [L, B, KV, S, D] (layer, row, key-value head, slot,
 feature), row-major; slot `n` of a row holds its token number `n`, keys after RoPE (and
 after the key norm where the model has one). `lengths` [B] counts the tokens that a row
-has
-cached: slots from there on are unused, may hold anything, NaN included, and no result
-depends on them. Sliding-window layers keep every token too; the window is a mask.
+has cached: slots from there on are unused, may hold anything, NaN included, and no
+result depends on them. Sliding-window layers keep every token too; the window is a
+mask.
 """
 
 # The annotations of jax have gaps, on which strict pyright insists.
@@ -39,6 +39,11 @@ class KVCache:
     k: jax.Array
     v: jax.Array
     lengths: jax.Array
+
+    @property
+    def batch(self) -> int:
+        """Rows (B)."""
+        return self.k.shape[1]
 
     @property
     def max_length(self) -> int:
@@ -90,6 +95,8 @@ def append(
 def check_room(cache: KVCache, new_lengths: jax.Array) -> None:
     """Raise if rows would overflow. Traced lengths cannot be checked and pass.
 
+    A row without new tokens always passes.
+
     Raises:
         ValueError: Some row has fewer free slots than new tokens.
     """
@@ -97,8 +104,9 @@ def check_room(cache: KVCache, new_lengths: jax.Array) -> None:
         return
     if isinstance(new_lengths, Tracer):
         return
-    need = np.asarray(cache.lengths) + np.asarray(new_lengths)
-    rows = np.flatnonzero(need > cache.max_length).tolist()
+    new = np.asarray(new_lengths)
+    need = np.asarray(cache.lengths) + new
+    rows = np.flatnonzero((need > cache.max_length) & (new > 0)).tolist()
     if rows:
         raise ValueError(
             f"cache is full: rows {rows} would hold {need[rows].tolist()} tokens, but "
@@ -107,22 +115,35 @@ def check_room(cache: KVCache, new_lengths: jax.Array) -> None:
         )
 
 
-def export_cache(cache: KVCache) -> dict[str, np.ndarray[Any, Any]]:
-    """Copy a cache to the host as `{"k", "v", "lengths"}`, in the layout above."""
-    return {name: np.asarray(getattr(cache, name)) for name in ("k", "v", "lengths")}
+def export_cache(
+    cache: KVCache, rows: int | None = None
+) -> dict[str, np.ndarray[Any, Any]]:
+    """Copy a cache to the host as `{"k", "v", "lengths"}`, in the layout above.
+
+    Args:
+        cache: To copy.
+        rows: How many rows, the first ones; all where None. A batch may hold rows that
+            only fill it.
+    """
+    if rows is not None and not 0 < rows <= cache.batch:
+        raise ValueError(f"{rows=} is not in 1..{cache.batch}, the rows of the cache")
+    k, v, lengths = cache.k[:, :rows], cache.v[:, :rows], cache.lengths[:rows]
+    return {"k": np.asarray(k), "v": np.asarray(v), "lengths": np.asarray(lengths)}
 
 
 def import_cache(
     arrays: Mapping[str, Any],
     max_length: int | None = None,
     dtype: DTypeLike | None = None,
+    batch: int | None = None,
 ) -> KVCache:
     """Make a cache from arrays that another engine filled.
 
     Args:
-        arrays: `k` and `v` [L, B, KV, S', D], `lengths` [B], as `export_cache` gives.
+        arrays: `k` and `v` [L, B', KV, S', D], `lengths` [B'], as `export_cache` gives.
         max_length: Slots per row of the new cache (S >= S'); S' where None.
         dtype: Dtype of the new cache; that of `k` where None.
+        batch: Rows of the new cache (B >= B'), the others empty; B' where None.
 
     Raises:
         ValueError: An array is missing or shapes disagree.
@@ -142,5 +163,9 @@ def import_cache(
     room = (k.shape[3] if max_length is None else max_length) - k.shape[3]
     if room < 0:
         raise ValueError(f"{max_length=} is less than the {k.shape[3]} slots given")
-    pad = ((0, 0), (0, 0), (0, 0), (0, room), (0, 0))
-    return KVCache(jnp.pad(k, pad), jnp.pad(v, pad), jnp.asarray(host_lengths))
+    more = (k.shape[1] if batch is None else batch) - k.shape[1]
+    if more < 0:
+        raise ValueError(f"{batch=} is less than the {k.shape[1]} rows given")
+    pad = ((0, 0), (0, more), (0, 0), (0, room), (0, 0))
+    lengths = jnp.asarray(np.pad(host_lengths, (0, more)))
+    return KVCache(jnp.pad(k, pad), jnp.pad(v, pad), lengths)

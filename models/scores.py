@@ -3,7 +3,6 @@
 # The annotations of jax have gaps, on which strict pyright insists.
 # pyright: reportUnknownMemberType=false
 
-from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -57,9 +56,7 @@ def teacher_forced(
     for t in range(count):
         real = t < lengths
         tokens = jnp.asarray(np.where(real, ids[:, t], 0))
-        scores, cache = step.unchecked(params, cache, tokens)
-        # A row that has ended stays where it is: it writes the same slot again.
-        cache = replace(cache, lengths=jnp.asarray(np.minimum(lengths, t + 1)))
+        scores, cache = step.unchecked(params, cache, tokens, jnp.asarray(real))
         out[real, t] = np.asarray(scores)[real]
     return out
 

@@ -1,4 +1,4 @@
-"""Decoding on top of the programs: full caches, loops under jit, greedy text."""
+"""Decoding on top of the programs: full caches, rows that rest, loops under jit."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -11,19 +11,20 @@ import pytest
 from models.cache import KVCache, init_cache
 from models.config import ModelConfig
 from models.decode import (
-    PAD,
     DecodeStep,
     decode_params,
-    generate,
     pad,
     prefill,
     teacher_forced,
 )
 from models.params import Params
+from models.registry import random_params
 from models.weights import load
+from tests.tiny_llama import TINY, example
 
 FOLDER = Path(__file__).parents[1] / "fixtures"
 NAMES = ["llama_rope3_tied", "llama_untied_nohd", "gemma3_window16", "qwen3_untied"]
+IMPLEMENTATIONS = ["xla", pytest.param("simulate", marks=pytest.mark.slow)]
 
 
 @pytest.fixture(scope="module")
@@ -105,41 +106,7 @@ def test_a_loop_under_jit_gives_the_same_tokens_and_traces_once(name: str) -> No
     assert end.lengths.tolist() == cache.lengths.tolist() == [20, 20]
 
 
-# ------------------------------------------------------------------------ greedy
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_greedy_continuation(name: str) -> None:
-    oracle = np.load(FOLDER / name / "oracle.npz")
-    config, params = load(FOLDER / name, "float32")
-    prompt = oracle["prompt_ids"].tolist()
-    found = generate(config, params, [prompt], 32, eos_ids=(), implementation="xla")
-    ids = [int(row[0]) for row in found]
-    assert len(ids) == 32
-    close = np.flatnonzero(oracle["greedy_gap"] < 1e-3)
-    stop = close[0] if close.size else 32
-    assert ids[:stop] == oracle["greedy_ids"][:stop].tolist()
-
-
-@pytest.mark.slow
-def test_a_row_ends_at_its_eos_and_the_others_go_on(
-    model: tuple[ModelConfig, Params],
-) -> None:
-    config, _ = model
-    params = load(FOLDER / "gemma3_window16", "float32")[1]
-    prompts = [[3, 4, 5], [9, 8, 7, 6, 5]]
-    free = list(generate(config, params, prompts, 8, eos_ids=(), implementation="xla"))
-    rows = np.array(free).T
-    eos = next(t for t in rows[0].tolist() if t not in rows[1])
-    at = rows[0].tolist().index(eos)
-    found = generate(config, params, prompts, 8, eos_ids=(eos,), implementation="xla")
-    ended = np.array(list(found)).T
-    assert ended[0].tolist() == rows[0, :at].tolist() + [PAD] * (8 - at)
-    np.testing.assert_array_equal(ended[1], rows[1])
-    both = (eos, int(rows[1, 0]))
-    found = generate(config, params, prompts, 8, eos_ids=both, implementation="xla")
-    assert len(list(found)) == at
+# ------------------------------------------------------------------- arguments
 
 
 @pytest.mark.slow
@@ -170,3 +137,70 @@ def test_ids_that_are_no_tokens(
 ) -> None:
     with pytest.raises(ValueError, match=words):
         pad(model[0], rows)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"tokens": jnp.array([1, 2, 3])}, r"tokens must be int32 \[2\].*int32 \[3\]"),
+        ({"tokens": jnp.array([[1], [2]])}, r"one for each row, not int32 \[2, 1\]"),
+        ({"tokens": jnp.array([1.0, 2.0])}, r"tokens must be int32 .* not float32"),
+        ({"active": jnp.array([1, 0])}, r"active must be bool \[2\].* not int32 \[2\]"),
+        (
+            {"batch": 3},
+            r"cache.k is \[1, 3, .* reads \[1, 2, .*init_cache\(config, 2, 8",
+        ),
+        ({"slots": 16}, r"cache.k is .* \(layers, rows, key-value heads, slots"),
+        ({"dtype": "bfloat16"}, r"cache.k is bfloat16, but the parameters are float32"),
+    ],
+    ids=["rows", "rank", "dtype", "active", "batch", "slots", "cache-dtype"],
+)
+def test_arguments_of_another_shape_or_dtype(change: dict, words: str) -> None:
+    config = replace(TINY, num_layers=1)
+    params = decode_params(config, random_params(config, jax.random.key(0), "float32"))
+    step = DecodeStep(config, 2, 8, implementation="xla")
+    size = change.get("batch", 2), change.get("slots", 8)
+    cache = init_cache(config, *size, change.get("dtype", "float32"))
+    tokens = change.get("tokens", jnp.array([1, 2]))
+    for call in (step, step.unchecked, jax.jit(step)):
+        with pytest.raises(ValueError, match=words):
+            call(params, cache, tokens, change.get("active"))
+    assert step.kernel.traces == 0
+
+
+# ------------------------------------------------------------------- rows that rest
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_a_row_that_rests_keeps_its_tokens_and_length(implementation: str) -> None:
+    """It writes its first unused slot at most, and no bit of the other rows changes."""
+    step = DecodeStep(TINY, 3, 16, logits=True, implementation=implementation)
+    lengths = [4, 7, 16]
+    want, grown = step.unchecked(*example(TINY, lengths, 16, dtype=jnp.float32))
+    params, cache, tokens = example(TINY, lengths, 16, dtype=jnp.float32)
+    before = bits(cache)
+    # The last row is full, so it has to rest.
+    active = jnp.array([True, False, False])
+    out, cache = step(params, cache, tokens, active)
+    k, v, after = bits(cache)
+    assert after.tolist() == [5, 7, 16]
+    np.testing.assert_array_equal(out[0], want[0])
+    for new, old, other in zip((k, v), before, bits(grown), strict=False):
+        np.testing.assert_array_equal(new[:, 0], other[:, 0])
+        np.testing.assert_array_equal(new[:, 1, :, :7], old[:, 1, :, :7])
+        assert np.isnan(new[:, 1, :, 8:]).all()
+        np.testing.assert_array_equal(new[:, 2], old[:, 2])
+    # And it goes on as if it had not rested.
+    again, _ = step(params, cache, tokens, jnp.array([False, True, False]))
+    np.testing.assert_array_equal(again[1], want[1])
+    assert step.kernel.traces == 1
+
+
+@pytest.mark.slow
+def test_only_rows_that_grow_need_room() -> None:
+    step = DecodeStep(TINY, 2, 8, implementation="xla")
+    params, cache, tokens = example(TINY, [3, 8], 8)
+    with pytest.raises(ValueError, match=r"rows \[1\] would hold \[9\] tokens"):
+        step(params, cache, tokens)
+    _, cache = step(params, cache, tokens, jnp.array([True, False]))
+    assert cache.lengths.tolist() == [4, 8]
